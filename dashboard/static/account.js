@@ -3,6 +3,26 @@
 import { html, useState } from "./vendor/htm-preact.js";
 
 const THEMES = ["auto", "light", "dark"];
+/** What each role may do besides what those before it may. */
+const RIGHTS = {
+  user: "chat with models, see its own key and its use",
+  viewer: "see models, Macs, requests and changes, and try a change",
+  operator: "read logs, cordon and drain Macs, scale and roll out models, cancel requests",
+  admin: "apply manifests, delete models, see all keys",
+};
+
+/** What the key of this session may do and may not, and who can change that. */
+export function Rights({ store }) {
+  const { name, role } = store.me;
+  const rights = (isHeld) => html`<ul>${Object.entries(RIGHTS).filter(([needed]) => store.may(needed) === isHeld).map(([needed, text]) => html`<li key=${needed}>${text}${!isHeld && html` <span class="quiet">(role ${needed})</span>`}</li>`)}</ul>`;
+  return html`<section aria-labelledby="rights"><h2 id="rights">What you may do</h2>
+    <dl>
+      <dt>${name ? html`The key <b>${name}</b>` : "This session"}, role ${role}, may</dt><dd>${rights(true)}</dd>
+      ${role !== "admin" && html`<dt>It may not</dt><dd>${rights(false)}</dd>`}
+    </dl>
+    ${role !== "admin" && html`<p class="quiet">A key keeps its role. An administrator makes another key: <code>fleetctl create apikey NAME --role viewer</code></p>`}
+  </section>`;
+}
 
 export function AccountMenu({ store, places, onHelp, onSearch, onTime }) {
   const [theme, setShown] = useState(savedTheme);

@@ -1,7 +1,7 @@
 /** The page: which screen an address shows, the frame around it, and the keyboard. */
 
 import { html, render, useEffect, useErrorBoundary, useReducer, useState } from "./vendor/htm-preact.js";
-import { AccountMenu, nextTheme, setTheme, savedTheme } from "./account.js";
+import { AccountMenu, nextTheme, Rights, setTheme, savedTheme } from "./account.js";
 import { FleetStore } from "./fleet_store.js";
 import { moment } from "./format.js";
 import { hasSingleKeys, keyboard, KEYS, setSingleKeys } from "./keyboard.js";
@@ -155,8 +155,8 @@ function Screen() {
 /** What a key may not see, and what it may. */
 function NoRight({ role }) {
   return html`<h1>Your key may not see this</h1>
-    <p>The key <b>${store.me.name}</b> has the role ${store.me.role}; this page needs the role ${role}.</p>
-    <p>Log in with another key, or go to <a href="/chat">Chat</a>. An administrator makes a key: <code>fleetctl create apikey NAME --role ${role}</code></p>`;
+    <p>The key <b>${store.me.name}</b> has the role ${store.me.role}; this page needs the role ${role}. Log in with another key, or go to <a href="/chat">Chat</a>.</p>
+    <${Rights} store=${store} />`;
 }
 
 /** One screen; an error in it leaves the frame, and the other screens, as they are. */

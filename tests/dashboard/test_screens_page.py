@@ -116,9 +116,22 @@ async def test_a_user_sees_chat_and_its_own_key_alone(browser: Browser) -> None:
         assert await page.locator("header nav a").all_text_contents() == ["Chat"]
         await page.goto("/")
         await expect(page.locator("h1")).to_have_text("Chat")
-        # A link that a colleague sent: no state will come, and the page says why.
+        # The settings, and a link that a colleague sent, say what the key may, what not, and who changes it.
+        await page.get_by_role("link", name="What else it may").click()
+        rights = page.get_by_role("region", name="What you may do")
+        may, may_not = (rights.locator("dd").nth(at) for at in (0, 1))
+        await expect(rights).to_contain_text("The key user, role user, may")
+        await expect(may.locator("li")).to_have_text(
+            ["chat with models, see its own key and its use"]
+        )
+        await expect(may_not.locator("li")).to_contain_text(
+            ["(role viewer)", "(role operator)", "(role admin)"]
+        )
+        await expect(rights).to_contain_text("An administrator makes another key")
         await page.goto("/models/qwen")
         await expect(page.locator("main")).to_contain_text("this page needs the role viewer")
+        await expect(rights).to_contain_text("An administrator makes another key")
+        await expect(page.get_by_role("link", name="Chat").last).to_be_visible()
         await page.get_by_role("button", name="user").click()
         await check_access(page)
         await page.get_by_role("button", name="Log out").click()

@@ -174,7 +174,7 @@ export function Chat({ store, query }) {
       ${names.map((name, at) => html`<section key=${name} aria-label=${name || "Conversation"}>
         ${names.length > 1 && html`<h2>${name}</h2>`}
         <${Announced} text=${asked.current.has(name) ? turnText(turns[name]?.at(-1)) : ""} />
-        ${!turns[name]?.length && html`<${About} name=${name} model=${rows[at]} onAsk=${(question) => names[0] && askAll(newTurn({ question }))} />`}
+        ${!turns[name]?.length && html`<${About} name=${name} model=${rows[at]} isViewer=${store.may("viewer")} onAsk=${(question) => names[0] && askAll(newTurn({ question }))} />`}
         <ol class="turns">${(turns[name] ?? []).map((turn, index, all) => html`<${Turn} key=${index} store=${store} turn=${turn} isLast=${index === all.length - 1} isBusy=${isAsking}
           onAsk=${(changed) => ask(name, newTurn({ ...turn, ...changed }), all.slice(0, index))} onResults=${(results) => ask(name, newTurn({ results }), all)} />`)}</ol>
         <${Availability} store=${store} model=${rows[at]} />
@@ -256,11 +256,12 @@ function Settings({ settings, onChange, apiKey, onKey, onKeyDone }) {
 }
 
 /** What a model is, before the first question. */
-function About({ name, model, onAsk }) {
+function About({ name, model, isViewer, onAsk }) {
   return html`<div class="about">
     <h2>${name || "Chat"}</h2>
     ${model && html`<p class="quiet">${model.source}${" · "}${number(model.contextLength)} tokens of context${model.vision ? " · sees images" : ""}${" · "}on ${model.macs.join(", ") || "no Mac"}</p>
       <p><${ModelState} model=${model} /> <a href=${`/models/${encodeURIComponent(model.name)}`}>About this model</a></p>`}
+    ${!isViewer && html`<p class="quiet">Your key may chat. <a href="/settings">What else it may, and who can change that</a></p>`}
     <ul>${EXAMPLES.map((text) => html`<li key=${text}><button type="button" class="example" onClick=${() => onAsk(text)}>${text}</button></li>`)}</ul>
   </div>`;
 }

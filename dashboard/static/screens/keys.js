@@ -1,11 +1,12 @@
 /** API keys with their rights, limits and the use of 24 hours; without the role admin, one's own alone. */
 
 import { html } from "../vendor/htm-preact.js";
+import { Rights } from "../account.js";
 import { age, number } from "../format.js";
 import { getJson } from "../fleet_store.js";
 import { Badge, Command, Names, Table, useRead } from "../parts.js";
 
-export function Keys() {
+export function Keys({ store }) {
   const [found, problem] = useRead(() => getJson("/api/v1/keys"));
   const sum = (key, field) => number(key.use.reduce((total, one) => total + one[field], 0));
   const columns = [
@@ -26,6 +27,7 @@ export function Keys() {
     ${found && html`<${Table} caption="API keys" columns=${columns} rows=${found.keys} empty="There is no API key." />
       <h2>Usage by model, 24 h</h2>
       <${Table} caption="Usage by key and model" columns=${USE} rows=${use} empty="No key was used, or this dashboard keeps no history." />`}
+    <${Rights} store=${store} />
     <h2>Create, rotate, revoke</h2>
     <p class="quiet">The dashboard cannot write secrets. fleetctl prints a new key once:</p>
     <${Command} text="fleetctl create apikey NAME --role user" />
