@@ -51,7 +51,7 @@ class OtelTracer(Tracer):
 
     @override
     def begin(self, context: RequestContext, epoch_s: float) -> request_encoder.Trace:
-        parent, state = request_encoder.parse_context(context.http_request.headers)
+        parent, state = request_encoder.parse_context(context.http_request)
         path = context.http_request.path
         attributes = {
             "http.request.method": "POST",

@@ -103,7 +103,7 @@ class RequestRecorder:
         http_request = context.http_request
         if _TRACE_PARENT not in http_request.fields:
             return
-        parent, trace_state = request_encoder.parse_context(http_request.headers)
+        parent, trace_state = request_encoder.parse_context(http_request)
         if parent:
             context.retry_state.trace = request_encoder.PassthroughTrace(
                 request_encoder.trace_lines(parent, trace_state)

@@ -14,7 +14,7 @@ import orjson
 from typing_extensions import override
 
 from gateway.json_limits import decode_members
-from gateway.request import JSON, InferenceRequest, RawHeaders
+from gateway.request import JSON, HttpRequest, InferenceRequest
 from gateway.routing.table import ExternalServer
 from machinery import engine_link
 from machinery.engine_link import BODY_BYTES, LinkError, RequestHead
@@ -61,16 +61,14 @@ class PassthroughTrace(Trace):
         return self.lines
 
 
-def parse_context(headers: RawHeaders) -> tuple[bytes, bytes]:
+def parse_context(request: HttpRequest) -> tuple[bytes, bytes]:
     """Return the client's traceparent and tracestate; empty if they are missing or invalid."""
-    parent = state = b""
-    for name, value in headers:
-        if name == _TRACE_PARENT:
-            parent = value
-        elif name == _TRACE_STATE:
-            state = state + b"," + value if state else value
-    if not parent or not TRACE_PARENT.fullmatch(parent):
+    parent = request.fields.get(_TRACE_PARENT, b"")
+    if not TRACE_PARENT.fullmatch(parent):
         return b"", b""
+    if _TRACE_STATE not in request.fields:
+        return parent, b""
+    state = b",".join(value for name, value in request.headers if name == _TRACE_STATE)
     return parent, state if TRACE_STATE.fullmatch(state) else b""
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from gateway.__main__ import main
+from gateway.request import HttpRequest
 from gateway.telemetry.otel import OtelTracer
 from gateway.upstream import request_encoder
 from machinery.environment import are_traces_enabled
@@ -187,9 +188,9 @@ def test_a_wrong_variable_is_refused_at_the_start() -> None:
 def test_no_header_of_a_stranger_makes_another_one(parent: bytes, state: bytes) -> None:
     """Engines get one header line each, or none."""
     for given_parent in (parent, GIVEN.encode()):
-        context = request_encoder.parse_context(
-            [(b"traceparent", given_parent), (b"tracestate", state)]
-        )
+        headers = [(b"traceparent", given_parent), (b"tracestate", state)]
+        request = HttpRequest(path="/", headers=headers, fields=dict(headers))
+        context = request_encoder.parse_context(request)
         if context[0]:
             written = request_encoder.trace_lines(*context)
             assert written.count(b"\r") == written.count(b"\n") == 1 + bool(context[1])
