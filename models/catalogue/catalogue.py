@@ -78,7 +78,7 @@ class CatalogueModel(_Part):
     """The fields of its config.json that determine tensors and caches."""
     weights: WeightCounts
     towers: _Count
-    """Parameters of vision and audio towers, which stay in 16 bits; 0 without, and where no source has them."""
+    """Parameters of vision and audio towers in its repositories, which stay in 16 bits; 0 without."""
 
 
 class CatalogueFile(BaseModel):
@@ -200,6 +200,8 @@ def find(repo: str, catalogue: CatalogueFile) -> CatalogueEntry | None:
 def quantized_weights(model: CatalogueModel, bits: int) -> WeightTotals:
     """Return the sums over the tensors of the model in this many bits, with a scale and a bias for each group."""
     counts = model.weights
+    # mlx-lm, which quantizes what no repository has, leaves them out.
+    towers = model.towers if str(bits) in model.repositories else 0
 
     def part(packed: int, plain: int = 0) -> PartBytes:
         if bits >= WHOLE_BITS:
@@ -213,14 +215,14 @@ def quantized_weights(model: CatalogueModel, bits: int) -> WeightTotals:
         bytes_of_32, half_bytes_of_32 = _PACKED_BYTES[model.packed_experts]
         numbers = counts.experts // 32
         experts = PartBytes(numbers * bytes_of_32, numbers * half_bytes_of_32)
-    rest = part(counts.packed - counts.experts, counts.plain + model.towers)
-    replicated = part(counts.packed_replicated, counts.plain_replicated + model.towers)
+    rest = part(counts.packed - counts.experts, counts.plain + towers)
+    replicated = part(counts.packed_replicated, counts.plain_replicated + towers)
     return WeightTotals(
         total_bytes=rest.total + experts.total,
         half_bytes=rest.half + experts.half,
         replicated_bytes=replicated.total,
         replicated_half_bytes=replicated.half,
-        parameters=counts.packed + counts.plain + model.towers,
+        parameters=counts.packed + counts.plain + towers,
         experts=experts,
         looked_up=part(counts.looked_up),
     )

@@ -23,11 +23,21 @@ EXACT = {
     "Llama-3.2-3B-Instruct": 3_212_749_824,
     "Llama-3.3-70B-Instruct": 70_553_706_496,
     "Meta-Llama-3.1-8B-Instruct": 8_030_261_248,
+    "Mistral-Small-3.1-24B-Instruct-2503": 24_011_361_280,
     "Qwen2.5-0.5B-Instruct": 494_032_768,
     "Qwen2.5-7B-Instruct": 7_615_616_512,
     "Qwen2.5-32B-Instruct": 32_763_876_352,
     "Qwen3-8B": 8_190_735_360,
+    "Qwen3-VL-2B-Instruct": 2_127_532_032,
+    "Qwen3-VL-4B-Instruct": 4_437_815_808,
+    "Qwen3-VL-8B-Instruct": 8_767_123_696,
+    "Qwen3-VL-30B-A3B-Instruct": 31_070_754_032,
+    "Qwen3-VL-32B-Instruct": 33_357_390_064,
+    "Qwen3.5-4B": 4_539_265_536,
     "all-MiniLM-L6-v2": 22_713_216,
+    "gemma-3-4b-it": 4_300_079_472,
+    "gemma-3-12b-it": 12_187_325_040,
+    "gemma-3-27b-it": 27_432_406_640,
 }
 # Totals of model cards in billions, where the name rounds too much or counts something else.
 PUBLISHED = {
@@ -37,14 +47,14 @@ PUBLISHED = {
     "Mixtral-8x7B-Instruct-v0.1": 46.7, "Mixtral-8x22B-Instruct-v0.1": 141, "Qwen2.5-7B-Instruct": 7.61,
     "Qwen2.5-Coder-7B-Instruct": 7.61, "Qwen2.5-14B-Instruct": 14.7, "Qwen3-14B": 14.8, "OLMo-2-1124-13B-Instruct": 13.7,
     "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": 31.6, "gemma-4-E2B-it": 5.1, "gemma-4-E4B-it": 8, "Mistral-Large-Instruct-2411": 123,
-    "Ministral-3-8B-Instruct-2512": 8.4, "granite-4.0-h-small": 32, "granite-4.0-h-tiny": 7, "whisper-tiny": 0.039, "whisper-base": 0.074, "whisper-small": 0.244, "whisper-medium": 0.769,
+    "Ministral-3-8B-Instruct-2512": 8.8, "granite-4.0-h-small": 32, "granite-4.0-h-tiny": 7, "whisper-tiny": 0.039, "whisper-base": 0.074, "whisper-small": 0.244, "whisper-medium": 0.769,
     "all-MiniLM-L6-v2": 0.0227, "bge-small-en-v1.5": 0.0334, "bge-base-en-v1.5": 0.109, "bge-large-en-v1.5": 0.335,
     "bge-m3": 0.568, "multilingual-e5-large": 0.56, "gte-modernbert-base": 0.149, "nomic-embed-text-v1.5": 0.137,
     "bge-reranker-v2-m3": 0.568, "ms-marco-MiniLM-L6-v2": 0.0227,
     "whisper-large-v3": 1.55, "whisper-large-v3-turbo": 0.809, "Falcon3-7B-Instruct": 7.46,
 }  # fmt: skip
-# Names that count vision and audio towers, whose sizes no source has.
-NOT_COMPARED = ("Qwen3-VL-2B-Instruct", "Qwen3.5-4B", "gemma-3n-E4B-it")
+# A name that counts neither the towers nor the tables of layers.
+NOT_COMPARED = ("gemma-3n-E4B-it",)
 # Active parameters in billions, as the names say them.
 ACTIVE = re.compile(r"-A(\d+)B")
 NAMED = re.compile(r"(?:^|-)(\d+(?:\.\d+)?)([BbM])(?=-|$)")
@@ -65,8 +75,22 @@ REPOSITORIES = {
     "mlx-community/gpt-oss-20b-MXFP4-Q8": 12_025_908_224,
     "nomic-ai/nomic-embed-text-v1.5": 546_938_168,
 }
-# bge-m3 has PyTorch's .bin only, and no text was found that names a conversion of Kimi-K2.6 in these bits.
-WITHOUT_REPOSITORY = {"Kimi-K2.6", "bge-m3"}
+# With tokenizers, which take up to 38 MB, as Rapid-MLX's list and others of the hub's files have them.
+DOWNLOADS = {
+    "mlx-community/Ministral-3-8B-Instruct-2512-4bit": 5_630_652_158,
+    "mlx-community/Mistral-Small-3.1-24B-Instruct-2503-4bit": 14_119_055_427,
+    "mlx-community/Qwen3-VL-2B-Instruct-4bit": 1_798_016_313,
+    "mlx-community/Qwen3-VL-4B-Instruct-4bit": 3_109_724_637,
+    "mlx-community/Qwen3-VL-8B-Instruct-4bit": 5_776_625_617,
+    "mlx-community/Qwen3-VL-30B-A3B-Instruct-4bit": 18_268_077_278,
+    "mlx-community/Qwen3-VL-32B-Instruct-4bit": 19_636_446_591,
+    "mlx-community/Qwen3.5-4B-8bit": 5_163_516_733,
+    "mlx-community/gemma-3-27b-it-4bit": 16_873_382_186,
+    "mlx-community/gemma-3n-E4B-it-4bit": 5_860_000_000,
+}
+TOKENIZER_BYTES = 38_000_000
+# bge-m3 has PyTorch's .bin only, DeepSeek-R1-4bit groups of 32, and no text was found that names a conversion of Kimi-K2.6.
+WITHOUT_REPOSITORY = {"DeepSeek-R1", "Kimi-K2.6", "bge-m3"}
 # How the name of a repository says its bits; that of an original, or of one that is as the original, says none.
 BITS_IN_NAMES = {
     "4": r"4-?bits?|-q4\b", "8": r"8bit|-q8\b", "16": r"fp16$|bf16$|^{name}$", "32": r"^{name}$",
@@ -121,6 +145,8 @@ def test_the_memory_of_every_entry_is_proven() -> None:
 def _published_total(name: str) -> float | None:
     """Return the published number of parameters: that of the card, else the one in the name."""
     match = None if name in NOT_COMPARED else NAMED.search(name)
+    if name in EXACT:
+        return EXACT[name]
     if name in PUBLISHED:
         return PUBLISHED[name] * 1e9
     return float(match[1]) * (1e6 if match[2] == "M" else 1e9) if match else None
@@ -141,7 +167,9 @@ def test_parameters_are_those_that_were_published() -> None:
 
 def _total(name: str) -> int:
     model = SHIPPED.models[name]
-    return model.weights.packed + model.weights.plain + model.towers
+    # The conversions of Gemma 3 have the table of tokens a second time, as the head.
+    repeated = model.weights.looked_up if model.config["model_type"] == "gemma3" else 0
+    return model.weights.packed + model.weights.plain + model.towers - repeated
 
 
 def test_active_parameters_are_those_of_the_names() -> None:
@@ -164,6 +192,18 @@ def test_sizes_are_those_of_the_repositories() -> None:
     sizes = {entry.repo: entry.facts.weight_bytes for entry in ENTRIES if entry.is_published}
     for repo, published in REPOSITORIES.items():
         assert sizes[repo] == pytest.approx(published, rel=0.005), repo
+    for repo, published in DOWNLOADS.items():
+        assert 0.995 * published - TOKENIZER_BYTES <= sizes[repo] <= 1.005 * published, repo
+
+
+def test_towers_are_counted_where_a_repository_has_them() -> None:
+    for name, model in SHIPPED.models.items():
+        if model.task == "Generate":
+            assert bool(model.towers) == (model.inputs != ("Text",)), name
+    entries = {entry.title: entry.facts.weights for entry in ENTRIES}
+    text_only = entries["google/gemma-3n-E4B-it (quantize)"].parameters
+    whole = entries["mlx-community/gemma-3n-E4B-it-4bit"]
+    assert whole.parameters - text_only == SHIPPED.models["gemma-3n-E4B-it"].towers
 
 
 def test_every_word_must_match() -> None:
