@@ -101,17 +101,19 @@ class DraftProposer:
         if count < 1:
             return []
         # A sequence only grows: what was read of the same one is not compared again.
-        begin = self._known if sequence.job_id == self._job_id else 0
+        read, begin = self._read, self._known if sequence.job_id == self._job_id else 0
         known = begin
-        for ours, theirs in zip(self._read[begin:], sequence.since(begin)[:-1], strict=False):
+        for ours, theirs in zip(read[begin:], sequence.since(begin)[:-1], strict=False):
             if ours != theirs:
                 break
             known += 1
-        if known < len(self._read) and self._rollback is not None:
+        # If a pass fails, the layers have read different numbers of tokens: the next guess begins anew.
+        self._job_id, self._read = -1, []
+        if known < len(read) and self._rollback is not None:
             if known < self._known and self._rollback.rereads:
                 known = 0
             else:
-                rejected = len(self._read) - self._known
+                rejected = len(read) - self._known
                 known -= self._rollback.take_back(rejected, keep=known - self._known)
         if not known:
             self._caches = make_caches(self.model, KvOptions())
@@ -120,8 +122,8 @@ class DraftProposer:
         for start in range(0, len(new), LARGEST_CHUNK):
             self.model(mx.array([new[start : start + LARGEST_CHUNK]]), cache=self._caches)
             mx.eval([cache.state for cache in self._caches])
-        self._read[known:] = new
-        self._job_id, self._known = sequence.job_id, len(self._read)
+        read[known:] = new
+        self._known = len(read)
         self._rollback = Rollback(self._caches, by_token=True)
         last = mx.array([[newest]])
         arrays: list[Any] = []
@@ -130,6 +132,7 @@ class DraftProposer:
             arrays.append(last)
             mx.async_eval(last)  # type: ignore[no-untyped-call] # mlx ships few types
         guesses = [int(array.item()) for array in arrays]
-        self._read += [newest, *guesses[:-1]]
+        read += [newest, *guesses[:-1]]
+        self._job_id, self._read = sequence.job_id, read
         self.proposed_tokens += count
         return guesses

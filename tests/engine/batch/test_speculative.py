@@ -6,9 +6,18 @@ from typing import Any, Literal
 
 import pytest
 
-from engine.jobs import SamplingParams
+from engine.jobs import JobFailure, SamplingParams
 from schemas.kv_cache import KvCache
-from tests.support.engine_batches import PROMPTS, EvenClock, job, load_once, new_batch, run, step
+from tests.support.engine_batches import (
+    PROMPTS,
+    EvenClock,
+    job,
+    load,
+    load_once,
+    new_batch,
+    run,
+    step,
+)
 from tests.support.mlx_models import module
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
@@ -72,6 +81,44 @@ def test_the_caches_of_both_models_stay_within_the_memory_of_the_job(
             assert batch.executor.kv_bytes + drafts <= batch.memory.promised_bytes <= room
             compared += bool(drafts)
     assert compared > 10
+
+
+class FailingLayer:
+    """A layer of a model that fails once, after so many calls."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer, self.calls_left = layer, -1
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.calls_left -= 1
+        if self.calls_left == 0:
+            raise MemoryError("no memory for this layer")
+        return self.layer(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.layer, name)
+
+
+@pytest.mark.parametrize("calls", [1, 3, 8])
+def test_a_draft_that_failed_guesses_right_again(loaded: Any, tiny: Path, calls: int) -> None:
+    """Its layers have read different numbers of tokens then."""
+    draft = load(tiny).model
+    draft.layers[-1] = layer = FailingLayer(draft.layers[-1])
+    batch = new_batch(dataclasses.replace(loaded, draft=draft), tiny, draft_tokens=3)
+    run(batch, job(0, PROMPTS[3], max_tokens=10))
+    layer.calls_left = calls
+    batch.add(job(1, PROMPTS[3], max_tokens=40))
+    events = []
+    while not batch.is_idle:
+        events += step(batch)
+    assert isinstance(events[-1], JobFailure)
+    proposer = batch.executor.proposer
+    proposed, accepted = proposer.proposed_tokens, proposer.accepted_tokens
+    # Another turn of the same conversation.
+    question = job(2, [*PROMPTS[3], 4, 5], max_tokens=40)
+    assert run(batch, question) == run(new_batch(loaded, tiny), question)
+    assert proposer.proposed_tokens - proposed > 20
+    assert proposer.accepted_tokens - accepted == proposer.proposed_tokens - proposed
 
 
 def with_ngrams(loaded: Any, folder: Path, **changes: Any) -> Any:
