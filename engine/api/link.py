@@ -4,6 +4,7 @@ What the requests of a link send in one turn of the event loop, such as the toke
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ class LinkStream:
         self._window = engine_link.WINDOW_BYTES
         """Bytes that may be sent; below 0 by at most one frame."""
         self._can_send = asyncio.Event()
+        self._stalled_since = 0.0
+        """The time, by the loop's clock, since which the client has read nothing."""
         self.is_over = False
         """True once nothing more can be sent."""
         self._has_status = False
@@ -78,6 +81,8 @@ class LinkStream:
     def grant(self, granted: int) -> None:
         """Let so many more bytes be sent."""
         self._window += granted
+        if granted:
+            self._stalled_since = asyncio.get_running_loop().time()
         self.wake()
 
     def wake(self) -> None:
@@ -156,19 +161,20 @@ class LinkStream:
 
     async def _may_send(self) -> bool:
         """Wait until the client reads; return False if it does not for too long, or the request is over."""
-        link, waited_s = self._link, 0.0
-        limits = link.limits
+        link, limits, loop = self._link, self._link.limits, asyncio.get_running_loop()
+        self._stalled_since = loop.time()
         while not self.is_over:
             if self._window > 0 and not link.is_full:
                 return True
+            # By the clock: a link that is full again and again wakes all of its streams each time.
+            stalled_s = loop.time() - self._stalled_since
+            if stalled_s >= (limits.crowded_stall_s if limits.is_crowded() else limits.stall_s):
+                self.fail(Failure("the client reads nothing"))
+                break
             self._can_send.clear()
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limits.check_s):
                     await self._can_send.wait()
-            except TimeoutError:
-                waited_s += limits.check_s
-                if waited_s >= (limits.crowded_stall_s if limits.is_crowded() else limits.stall_s):
-                    self.fail(Failure("the client reads nothing"))
         return False
 
 

@@ -1,0 +1,161 @@
+"""Streams of an engine link whose gateway does not read, or reads slowly, and links on which nothing is read."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from engine.api.connections import EngineConnectionLimits, EngineHttpProtocol
+from engine.api.link import LinkMiddleware
+from machinery import engine_link
+from machinery.engine_link import END, EVENTS, FAIL, WINDOW, WINDOW_BYTES, FrameReader, RequestHead
+from machinery.http_server import HttpServer, listen
+from tests.support.link_client import UPGRADE
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.timeout(120)
+HOST = "127.0.0.1"
+LIMITS = EngineConnectionLimits()
+PIECE = 48 << 10
+
+
+class App:
+    """An endless response, and one that has a length."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.requests = 0
+
+    async def endless(self, _: Request) -> Response:
+        return StreamingResponse(self._pieces())
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        self.running += 1
+        try:
+            while True:
+                yield bytes(PIECE)
+                await asyncio.sleep(0)
+        finally:
+            self.running -= 1
+
+    async def whole(self, _: Request) -> Response:
+        self.requests += 1
+        return PlainTextResponse(bytes(range(250)) * 1200)
+
+
+class Link:
+    """A gateway's side of one link."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.frames = FrameReader(engine_link.MAX_RESPONSE_PAYLOAD)
+        self.kinds: defaultdict[int, list[int]] = defaultdict(list)
+        self.bodies: defaultdict[int, bytes] = defaultdict(bytes)
+
+    def send(self, stream: int, kind: int, payload: bytes) -> None:
+        self.writer.write(engine_link.frame(stream, kind, payload))
+
+    def get(self, stream: int, path: str) -> None:
+        head = engine_link.encode_request(RequestHead("GET", path, b"", 0), b"")
+        self.send(stream, engine_link.REQUEST, head)
+
+    def grant(self, stream: int, granted: int) -> None:
+        self.send(stream, WINDOW, engine_link.encode_window(granted))
+
+    async def read(self) -> None:
+        data = await self.reader.read(1 << 16)
+        assert data, "the engine has closed the link"
+        for stream, kind, payload in self.frames.feed(data):
+            self.kinds[stream].append(kind)
+            if kind in (EVENTS, END):
+                self.bodies[stream] += payload if stream == 1 else b""
+
+
+@asynccontextmanager
+async def linked(limits: EngineConnectionLimits, app: App) -> AsyncIterator[Link]:
+    """Yield a link to a server with an engine's connections."""
+    routes = [Route("/endless", app.endless), Route("/whole", app.whole)]
+    protocol: Any = partial(EngineHttpProtocol, limits, limits.limiter())
+    config = uvicorn.Config(
+        LinkMiddleware(Starlette(routes=routes), limits, None),
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        timeout_graceful_shutdown=1,
+    )
+    server = HttpServer(config, lambda: None)
+    with listen(HOST, 0) as listener:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server.serve(sockets=[listener]))
+            await until(lambda: server.started, what="the server")
+            reader, writer = await asyncio.open_connection(HOST, listener.getsockname()[1])
+            writer.write(UPGRADE % b"")
+            assert await reader.readuntil(b"\r\n\r\n") == engine_link.SWITCHING
+            yield Link(reader, writer)
+            writer.close()
+            await until(lambda: not app.running, what="the end of the streams")
+            server.should_exit = True
+
+
+@pytest.mark.ci
+async def test_a_stream_that_is_not_read_ends_beside_one_that_is() -> None:
+    """The other one fills the link again and again, which is no sign that the first one is read."""
+    app = App()
+    async with linked(replace(LIMITS, stall_s=6, crowded_stall_s=6), app) as link:
+        link.get(1, "/endless")
+        link.get(2, "/endless")
+        link.grant(2, (1 << 32) - 1)
+        async with asyncio.timeout(30):
+            while FAIL not in link.kinds[1]:
+                await link.read()
+                await asyncio.sleep(0.005)  # slower than the engine, whose link is full each time
+        assert WINDOW_BYTES <= len(link.bodies[1]) < WINDOW_BYTES + PIECE
+        assert link.kinds[1][-1] == FAIL
+        assert FAIL not in link.kinds[2]
+        await until(lambda: app.running == 1, what="the end of the first")
+
+
+async def test_a_stream_that_is_granted_nothing_ends() -> None:
+    async with linked(replace(LIMITS, stall_s=1, crowded_stall_s=1), App()) as link:
+        link.get(1, "/endless")
+
+        async def grant_nothing() -> None:
+            while True:
+                link.grant(1, 0)
+                await asyncio.sleep(0.02)
+
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            granting = group.create_task(grant_nothing())
+            while FAIL not in link.kinds[1]:
+                await link.read()
+            granting.cancel()
+
+
+@pytest.mark.ci
+async def test_a_stream_that_is_read_byte_by_byte_goes_on() -> None:
+    """Longer than a stream may stall; the window is below zero meanwhile."""
+    async with linked(replace(LIMITS, stall_s=6, crowded_stall_s=6), App()) as link:
+        link.get(1, "/whole")
+        async with asyncio.timeout(30):
+            while len(link.bodies[1]) < WINDOW_BYTES:
+                await link.read()
+        for _ in range(14):
+            link.grant(1, 1)
+            await asyncio.sleep(0.5)
+        link.grant(1, WINDOW_BYTES)
+        async with asyncio.timeout(30):
+            while link.kinds[1][-1] not in (END, FAIL):
+                await link.read()
+        assert link.kinds[1][-1] == END
+        assert link.bodies[1] == bytes(range(250)) * 1200
