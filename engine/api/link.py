@@ -321,10 +321,13 @@ class EngineLink(asyncio.Protocol):
     @override
     def pause_writing(self) -> None:
         self.is_full = True
+        # Every request is answered, if only with a refusal. A gateway always reads, so neither waits for the other.
+        self.transport.pause_reading()
 
     @override
     def resume_writing(self) -> None:
         self.is_full = False
+        self.transport.resume_reading()
         for stream in self._streams.values():
             stream.wake()
 

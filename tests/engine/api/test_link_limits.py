@@ -1,6 +1,7 @@
 """Streams of an engine link whose gateway does not read, or reads slowly, and links on which nothing is read."""
 
 import asyncio
+import socket
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -34,7 +35,6 @@ class App:
 
     def __init__(self) -> None:
         self.running = 0
-        self.requests = 0
 
     async def endless(self, _: Request) -> Response:
         return StreamingResponse(self._pieces())
@@ -48,16 +48,22 @@ class App:
         finally:
             self.running -= 1
 
+    async def fine(self, _: Request) -> Response:
+        return PlainTextResponse("fine")
+
     async def whole(self, _: Request) -> Response:
-        self.requests += 1
         return PlainTextResponse(bytes(range(250)) * 1200)
 
 
 class Link:
     """A gateway's side of one link."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, engine: asyncio.Transport
+    ) -> None:
         self.reader, self.writer = reader, writer
+        self.engine = engine
+        """The engine's side of the connection."""
         self.frames = FrameReader(engine_link.MAX_RESPONSE_PAYLOAD)
         self.kinds: defaultdict[int, list[int]] = defaultdict(list)
         self.bodies: defaultdict[int, bytes] = defaultdict(bytes)
@@ -84,7 +90,7 @@ class Link:
 @asynccontextmanager
 async def linked(limits: EngineConnectionLimits, app: App) -> AsyncIterator[Link]:
     """Yield a link to a server with an engine's connections."""
-    routes = [Route("/endless", app.endless), Route("/whole", app.whole)]
+    routes = [Route("/endless", app.endless), Route("/whole", app.whole), Route("/fine", app.fine)]
     protocol: Any = partial(EngineHttpProtocol, limits, limits.limiter())
     config = uvicorn.Config(
         LinkMiddleware(Starlette(routes=routes), limits, None),
@@ -99,10 +105,14 @@ async def linked(limits: EngineConnectionLimits, app: App) -> AsyncIterator[Link
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(sockets=[listener]))
             await until(lambda: server.started, what="the server")
-            reader, writer = await asyncio.open_connection(HOST, listener.getsockname()[1])
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, PIECE)
+            client.connect(listener.getsockname())
+            reader, writer = await asyncio.open_connection(sock=client)
             writer.write(UPGRADE % b"")
             assert await reader.readuntil(b"\r\n\r\n") == engine_link.SWITCHING
-            yield Link(reader, writer)
+            (protocol,) = server.server_state.connections
+            yield Link(reader, writer, protocol.transport)
             writer.close()
             await until(lambda: not app.running, what="the end of the streams")
             server.should_exit = True
@@ -159,3 +169,24 @@ async def test_a_stream_that_is_read_byte_by_byte_goes_on() -> None:
                 await link.read()
         assert link.kinds[1][-1] == END
         assert link.bodies[1] == bytes(range(250)) * 1200
+
+
+async def test_a_gateway_that_reads_nothing_is_not_read_either() -> None:
+    """Otherwise the refusals of its requests would take all memory."""
+    requests = 40_000
+    async with linked(LIMITS, App()) as link:
+
+        async def send() -> None:
+            for stream in range(1, requests + 1):
+                link.get(stream, "/fine")
+                await link.writer.drain()
+
+        def unsent() -> int:
+            return link.engine.get_write_buffer_size()
+
+        async with asyncio.timeout(100), asyncio.TaskGroup() as group:
+            group.create_task(send())
+            await until(lambda: not link.engine.is_reading() or unsent() > 4 << 20, limit_s=60)
+            assert unsent() < 4 << 20
+            while sum(kinds[-1] in (END, FAIL) for kinds in link.kinds.values()) < requests:
+                await link.read()
