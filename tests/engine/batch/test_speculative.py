@@ -1,6 +1,7 @@
 """Speculative decoding: with any draft model, and with n-grams, the answer is the same as without."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any, Literal
 
@@ -81,6 +82,35 @@ def test_the_caches_of_both_models_stay_within_the_memory_of_the_job(
             assert batch.executor.kv_bytes + drafts <= batch.memory.promised_bytes <= room
             compared += bool(drafts)
     assert compared > 10
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=str)
+@pytest.mark.parametrize("is_twin", [True, False])
+def test_conversations_in_turns_share_a_draft(
+    loaded: Any, tiny: Path, stranger: Any, sampling: SamplingParams, *, is_twin: bool
+) -> None:
+    """Their prompts begin alike; between the turns there are a cancelled job and a prompt of one token."""
+    draft = loaded.model if is_twin else stranger
+    batch = new_batch(dataclasses.replace(loaded, draft=draft), tiny, draft_tokens=3)
+    numbers = itertools.count()
+
+    def ask(prompt: list[int]) -> list[int]:
+        question = job(next(numbers), prompt, sampling=sampling, max_tokens=20)
+        answer = run(batch, question)
+        assert answer == run(new_batch(loaded, tiny), question)
+        return answer[question.id]
+
+    conversations = [[*PROMPTS[2], 5, 6], [*PROMPTS[2], 5, 7]]
+    for turn in range(3):
+        for conversation in conversations:
+            conversation.extend([*ask(conversation), 8 + turn, 9])
+            cancelled = job(next(numbers), [*conversation, 4], sampling=sampling, max_tokens=90)
+            batch.add(cancelled)
+            for _ in range(5 + turn):
+                step(batch)
+            batch.remove(cancelled.id)
+        ask(conversations[0][:1])
+    assert batch.executor.proposer.proposed_tokens > 100
 
 
 class FailingLayer:
