@@ -4,6 +4,8 @@ A plan contains one step; the next step follows from the observation of its effe
 given up once: the reconciler decides whether there is another one.
 """
 
+from dataclasses import replace
+
 from nodeagent.actions import (
     FAST_REQUEUE_S,
     SLOW_REQUEUE_S,
@@ -20,6 +22,7 @@ from nodeagent.actions import (
     StartEngine,
     StopEngine,
     StopReference,
+    WithdrawEndpoint,
     withdraw_then,
 )
 from nodeagent.engines.references import ReferenceState
@@ -67,7 +70,13 @@ _PEAK_STEP_BYTES = 64 * 2**20
 def plan(seen: ObservedReplica) -> ActionPlan:
     """Return the next actions for one replica."""
     step = _step(seen)
-    return ActionPlan(actions=(*step.actions, *_report(seen)), requeue_after_s=step.requeue_after_s)
+    is_whole = seen.replica is not None and seen.replica.spec.formation is None
+    if is_whole and WithdrawEndpoint() in step.actions:
+        # The reason comes first: the reconciler takes a Ready without an endpoint for an agent that is away.
+        actions = (*_report(replace(seen, is_published=False)), *step.actions)
+    else:
+        actions = (*step.actions, *_report(seen))
+    return ActionPlan(actions=actions, requeue_after_s=step.requeue_after_s)
 
 
 def _step(seen: ObservedReplica) -> ActionPlan:

@@ -19,6 +19,7 @@ from nodeagent.engines.references import ReferenceState
 from nodeagent.plan import plan
 from nodeagent.replicas import epoch_health
 from nodeagent.replicas.observation import ObservedEngine, ObservedRank, ObservedReplica, ProbeState
+from nodeagent.status import replica_conditions
 from schemas.formation import Formation
 from schemas.meta import Condition, ConditionStatus, is_true
 from schemas.replica import RankStatus
@@ -177,6 +178,21 @@ def test_a_stop_comes_after_the_verdict_and_the_withdrawal(state: ObservedReplic
     if stops and state.is_published:
         assert actions.index(WithdrawEndpoint()) < stops[0]
     assert not (PublishEndpoint() in actions and WithdrawEndpoint() in actions)
+
+
+@given(states)
+def test_a_replica_is_reported_not_ready_before_its_endpoint_goes(state: ObservedReplica) -> None:
+    """A Ready without an endpoint would read as an agent that is away."""
+    actions = plan(state).actions
+    if WithdrawEndpoint() not in actions or state.replica is None or formation_of(state):
+        return
+    after = replace(state, is_published=False)
+    assert not is_true(replica_conditions(after), "Ready")
+    before = actions[: actions.index(WithdrawEndpoint())]
+    report = next((action for action in before if isinstance(action, ReportRank)), None)
+    shown = report or epoch_health.current_report(state)
+    assert shown is not None
+    assert not is_true(shown.conditions, "Ready")
 
 
 @given(states)
