@@ -3,8 +3,8 @@
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { getJson, postJson } from "./fleet_store.js";
 import { age, moment, taintText } from "./format.js";
-import { Badge, Command, Diff } from "./parts.js";
-import { PlacementSteps } from "./placement_steps.js";
+import { Badge, Command, Diff, Select, useRead, useTicks } from "./parts.js";
+import { PlacementSteps, usePreview } from "./placement.js";
 import { note } from "./router.js";
 
 const WORDS = {
@@ -33,13 +33,15 @@ export const VERBS = {
   gitSources: (source) => (source.isSuspended ? ["unsuspend"] : ["sync", "suspend"]),
 };
 
+const NO_ACTION = { verb: "", before: "", revision: null };
+
 /** Return the action that the address asks for, and the change that it takes back or the revision that it returns to; they leave the address. */
 function asked(verbs) {
   const query = new URLSearchParams(location.search);
-  const found = query.get("do");
-  if (found === null) return { verb: "", before: "" };
+  if (!query.has("do")) return NO_ACTION;
   note({ do: "", before: "", revision: "" });
-  return { verb: verbs.includes(found) ? found : "", before: query.get("before") ?? "", revision: Number(query.get("revision")) || null };
+  const verb = verbs.find((one) => one === query.get("do")) ?? "";
+  return { verb, before: query.get("before") ?? "", revision: Number(query.get("revision")) || null };
 }
 
 const TYPING_MS = 250;
@@ -50,15 +52,15 @@ export function Actions({ store, view, object }) {
   const verbs = VERBS[view](object).filter((one) => one !== "delete" || store.may("admin"));
   const [{ verb, before, revision }, setAction] = useState(() => asked(verbs));
   const [done, setDone] = useState("");
-  const setVerb = (one) => (setDone(""), setAction({ verb: one, before: "" }));
-  const end = (text) => (setAction({ verb: "", before: "" }), setDone(text));
+  const show = (action, text = "") => (setAction({ ...NO_ACTION, ...action }), setDone(text));
   if (!store.may("operator")) return null;
   if (store.at) return html`<span class="quiet" data-past>Actions are off: this is ${moment(store.at)}.</span>`;
   const mark = store.me.canWrite ? "" : "$ ";
   return html`
-    ${verbs.map((one) => html`<button type="button" class=${one === "delete" && !mark ? "small danger" : "small"} key=${one} title=${mark && "Shows the command: this dashboard was started without --allow-writes"} onClick=${() => setVerb(one)}>${mark}${WORDS[one][0]}</button>`)}
+    ${verbs.map((one) => html`<button type="button" class=${one === "delete" && !mark ? "small danger" : "small"} key=${one} title=${mark && "Shows the command: this dashboard was started without --allow-writes"} onClick=${() => show({ verb: one })}>${mark}${WORDS[one][0]}</button>`)}
     ${done && html`<span role="status" class="done" data-done>${done}</span>`}
-    ${verb && html`<${ActionDialog} key=${verb} store=${store} verb=${verb} name=${object.name} replicas=${object.desired} taints=${object.taints ?? []} before=${before} at=${revision ?? null} onDone=${end} onClose=${() => setAction({ verb: "", before: "" })} />`}
+    ${verb && html`<${ActionDialog} key=${verb} store=${store} verb=${verb} name=${object.name} replicas=${object.desired} taints=${object.taints ?? []} before=${before} at=${revision}
+      onDone=${(text) => show({}, text)} onClose=${() => setAction(NO_ACTION)} />`}
   `;
 }
 
@@ -68,41 +70,18 @@ function ActionDialog({ store, verb, name, replicas, taints, before, at, onDone,
   const [revision, setRevision] = useState(at);
   const [taint, setTaint] = useState(verb === "untaint" ? (taints[0] ?? null) : null);
   const [typed, setTyped] = useState("");
-  const [seen, setSeen] = useState(null);
-  const [problem, setProblem] = useState("");
-  const [waiting, setWaiting] = useState("the planner's forecast"); // for what; "" for nothing
   const [reason, setReason] = useState("");
   const [isSought, setSought] = useState(verb === "undo" && before !== "");
   const body = { name, ...(verb === "scale" ? { replicas: wanted } : {}), ...(revision ? { revision } : {}), ...(taint ? { taint } : {}) };
   const needsTaint = (verb === "taint" || verb === "untaint") && !taint?.key;
   const needsName = verb === "delete" && typed !== name;
-  const preview = async (why = "") => {
-    if (needsTaint || isSought) return setWaiting("");
-    setWaiting("the planner's forecast");
-    try {
-      setSeen(await postJson(`/api/v1/actions/${verb}`, { ...body, dryRun: true }));
-      setProblem(why);
-    } catch (error) {
-      setSeen(null);
-      setProblem(error.message);
-    }
-    setWaiting("");
-  };
-  useEffect(() => {
-    const timer = setTimeout(() => void preview(), seen ? TYPING_MS : 0);
-    return () => clearTimeout(timer);
-  }, [wanted, revision, taint, isSought]);
+  const path = `/api/v1/actions/${verb}`;
+  const preview = () => (needsTaint || isSought ? null : postJson(path, { ...body, dryRun: true }));
+  const { answer: seen, problem, waiting, write } = usePreview(preview, [wanted, revision, taint, isSought], TYPING_MS);
   const act = async (event) => {
     event.preventDefault();
-    setWaiting("the control plane to take it");
-    try {
-      await postJson(`/api/v1/actions/${verb}`, { ...body, version: seen.version, reason });
-      onDone(`${WORDS[verb][0]}: asked. ${seen.placement.sentence}`);
-    } catch (error) {
-      setWaiting("");
-      setProblem(error.message);
-      if (error.status === 409) await preview(error.message);
-    }
+    const isDone = await write(() => postJson(path, { ...body, version: seen.version, reason }));
+    if (isDone) onDone(`${WORDS[verb][0]}: asked. ${seen.placement.sentence}`);
   };
   const dialog = useRef(null);
   useLayoutEffect(() => dialog.current.showModal(), []); // a ref is set before the page has the element
@@ -114,8 +93,7 @@ function ActionDialog({ store, verb, name, replicas, taints, before, at, onDone,
       ${verb === "scale" && html`<label>Replicas <input type="number" min="0" max="10000" value=${wanted} onInput=${(event) => setWanted(Number(event.target.value) || 0)} /></label>`}
       ${verb === "undo" && html`<${Revisions} name=${name} before=${before} chosen=${revision} onChoose=${setRevision} onFound=${() => setSought(false)} />`}
       ${verb === "taint" && html`<${TaintFields} onChange=${setTaint} />`}
-      ${verb === "untaint" && html`<label>Taint <select onChange=${(event) => setTaint(taints[event.target.selectedIndex])}>
-        ${taints.map((one) => html`<option key=${taintText(one)}>${taintText(one)}</option>`)}</select></label>`}
+      ${verb === "untaint" && html`<${Select} label="Taint" value=${taint && taintText(taint)} choices=${taints.map(taintText)} onChange=${(text) => setTaint(taints.find((one) => taintText(one) === text))} />`}
       ${problem && html`<p class="problem" role="alert">${problem}</p>`}
       ${waiting && html`<${Waiting} store=${store} what=${waiting} />`}
       ${seen && html`
@@ -135,11 +113,7 @@ function ActionDialog({ store, verb, name, replicas, taints, before, at, onDone,
 
 /** For what a dialog waits, for how long, and whether the control plane is why. */
 function Waiting({ store, what }) {
-  const [seconds, setSeconds] = useState(0);
-  useEffect(() => {
-    const timer = setInterval(() => setSeconds((now) => now + 1), 1_000);
-    return () => clearInterval(timer);
-  }, [what]);
+  const seconds = useTicks(1_000, [what]);
   const silent = store.silentSeconds >= SLOW_S ? ` The control plane (etcd) has not answered for ${Math.round(store.silentSeconds)} s.` : "";
   return html`<p class="quiet" role="status" data-waiting>Waiting for ${what}${seconds >= SLOW_S ? `, for ${seconds} s` : ""}.${silent}</p>`;
 }
@@ -156,26 +130,20 @@ function TaintFields({ onChange }) {
   return html`<div class="row">
     <label>Key <input value=${taint.key} placeholder="owner" onInput=${(event) => change({ key: event.target.value.trim() })} /></label>
     <label>Value <input value=${taint.value} placeholder="anna" onInput=${(event) => change({ value: event.target.value.trim() })} /></label>
-    <label>Effect <select onChange=${(event) => change({ effect: event.target.value })}>${EFFECTS.map((one) => html`<option key=${one}>${one}</option>`)}</select></label>
+    <${Select} label="Effect" value=${taint.effect} choices=${EFFECTS} onChange=${(effect) => change({ effect })} />
   </div>`;
 }
 
 function Revisions({ name, before, chosen, onChoose, onFound }) {
-  const [rows, setRows] = useState([]);
-  const [note, setNote] = useState("");
+  const query = before ? `?${new URLSearchParams({ before })}` : "";
+  const [found, problem] = useRead(() => getJson(`/api/v1/revisions/${encodeURIComponent(name)}${query}`), [name]);
   useEffect(() => {
-    const query = before ? `?${new URLSearchParams({ before })}` : "";
-    getJson(`/api/v1/revisions/${encodeURIComponent(name)}${query}`)
-      .then((found) => {
-        setRows(found.revisions);
-        if (before && found.before === null) setNote("No recorded revision is as the model was before that change. Choose one.");
-        if (found.before !== null) onChoose(found.before);
-      }, (error) => before && setNote(error.message))
-      .then(onFound);
-  }, [name]);
-  return html`<label>Revision <select value=${chosen ?? ""} onChange=${(event) => onChoose(Number(event.target.value) || null)}>
-    <option value="">the one before</option>
-    ${rows.filter((one) => !one.isCurrent || one.revision === chosen).map((one) => html`<option key=${one.revision} value=${one.revision}>${one.revision}, ${age(one.created)} old${one.cause ? `: ${one.cause}` : ""}</option>`)}
-  </select></label>
-  ${note && html`<p class="quiet" role="status">${note}</p>`}`;
+    if (found?.before) onChoose(found.before);
+    if (found || problem) onFound();
+  }, [found, problem]);
+  const rows = (found?.revisions ?? []).filter((one) => !one.isCurrent || one.revision === chosen);
+  const title = (one) => `${one.revision}, ${age(one.created)} old${one.cause ? `: ${one.cause}` : ""}`;
+  const text = found && found.before === null ? "No recorded revision is as the model was before that change. Choose one." : problem;
+  return html`<${Select} label="Revision" value=${chosen ?? ""} choices=${[["", "the one before"], ...rows.map((one) => [one.revision, title(one)])]} onChange=${(one) => onChoose(Number(one) || null)} />
+    ${before && text && html`<p class="quiet" role="status">${text}</p>`}`;
 }

@@ -1,7 +1,7 @@
 /** A request of the page as code: what it sends, for curl and for Python. */
 
 import { html, useState } from "./vendor/htm-preact.js";
-import { copyText } from "./parts.js";
+import { copyText, Segments } from "./parts.js";
 
 const MAKERS = { curl, Python: python };
 const LONG_DATA = /(data:[\w/+.-]+;base64,)[\w+/=]{60,}/g;
@@ -10,9 +10,7 @@ const LONG_DATA = /(data:[\w/+.-]+;base64,)[\w+/=]{60,}/g;
 export function ClientCode({ gateway, request }) {
   const [client, setClient] = useState("curl");
   const text = MAKERS[client](gateway || "http://GATEWAY", request);
-  return html`<div class="segments" role="group" aria-label="Client">
-      ${Object.keys(MAKERS).map((name) => html`<button type="button" class="small" key=${name} aria-pressed=${name === client} onClick=${() => setClient(name)}>${name}</button>`)}
-    </div>
+  return html`<${Segments} label="Client" value=${client} choices=${Object.keys(MAKERS)} onChange=${setClient} />
     <pre tabindex="0" data-code>${text.replace(LONG_DATA, "$1…")}</pre>
     <button type="button" class="small" onClick=${() => copyText(text)}>Copy</button>`;
 }

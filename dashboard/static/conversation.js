@@ -1,6 +1,6 @@
 /** One conversation with a model: what is sent, the answer as it arrives, and what this browser keeps of it. */
 
-import { CHANGE_HEADERS, refusalText } from "./fleet_store.js";
+import { ask, CHANGE_HEADERS, linesOf, parsed } from "./fleet_store.js";
 
 const MAX_TEXT = 200_000;
 const MAX_KEPT = 2_000_000; // characters: browsers keep about five million for one origin
@@ -28,39 +28,33 @@ function messagesOf({ question, images, results, answer, toolCalls }) {
 }
 
 /** Send a request, and pass on each change of its turn. Throws if it is refused or breaks. */
-export async function stream(body, init, change) {
+export function stream(body, { headers, signal }, change) {
+  const init = { signal, method: "POST", headers: { ...headers, ...CHANGE_HEADERS }, body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }) };
   const beganAt = performance.now();
-  const response = await fetch("/chat/v1/chat/completions", {
-    ...init,
-    method: "POST",
-    headers: { ...init.headers, ...CHANGE_HEADERS },
-    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
+  return ask("/chat/v1/chat/completions", init, async (answer) => {
+    const header = (name) => answer.headers.get(`x-fleet-${name}`) ?? "";
+    change({
+      id: answer.headers.get("x-request-id") ?? "",
+      trace: { node: header("node"), replica: header("replica"), attempts: Number(header("attempts") || 1), strategy: header("strategy") },
+    });
+    const sum = { answer: "", reasoning: "", toolCalls: [], firstAt: 0, usage: null, isDone: false };
+    for await (const line of linesOf(answer)) {
+      if (line.startsWith(":")) change({ note: line.slice(1).trim() }); // such as why it waits
+      if (!line.startsWith("data: ")) continue;
+      addEvent(line.slice(6), sum);
+      const now = performance.now();
+      sum.firstAt ||= sum.answer || sum.reasoning || sum.toolCalls.length ? now : 0;
+      change({ answer: sum.answer, reasoning: sum.reasoning, toolCalls: [...sum.toolCalls], note: "", figures: figuresOf(sum, beganAt, now) });
+      if (sum.isDone) return;
+    }
+    throw new Error("The answer broke off before its end.");
   });
-  if (!response.ok) throw new Error(await refusalText(response));
-  const header = (name) => response.headers.get(`x-fleet-${name}`) ?? "";
-  change({
-    id: response.headers.get("x-request-id") ?? "",
-    trace: { node: header("node"), replica: header("replica"), attempts: Number(header("attempts") || 1), strategy: header("strategy") },
-  });
-  const sum = { answer: "", reasoning: "", toolCalls: [], firstAt: 0, usage: null, isDone: false };
-  for await (const line of lines(response.body)) {
-    if (line.startsWith(":")) change({ note: line.slice(1).trim() }); // such as why it waits
-    if (!line.startsWith("data: ")) continue;
-    addEvent(line.slice(6), sum);
-    const now = performance.now();
-    sum.firstAt ||= sum.answer || sum.reasoning || sum.toolCalls.length ? now : 0;
-    change({ answer: sum.answer, reasoning: sum.reasoning, toolCalls: [...sum.toolCalls], note: "", figures: figuresOf(sum, beganAt, now) });
-    if (sum.isDone) return;
-  }
-  throw new Error("The answer broke off before its end.");
 }
 
 /** Add the data of one event to the sum of an answer; throws the error that it reports. */
-export function addEvent(data, sum) {
-  if (data === "[DONE]") {
-    sum.isDone = true;
-    return;
-  }
+function addEvent(data, sum) {
+  sum.isDone = data === "[DONE]";
+  if (sum.isDone) return;
   const event = JSON.parse(data);
   if (event.error) throw new Error(event.error.message);
   const delta = event.choices?.[0]?.delta ?? {};
@@ -87,19 +81,6 @@ function figuresOf(sum, beganAt, now) {
   };
 }
 
-/** Yield the lines of server-sent events. */
-async function* lines(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const pieces = (rest + value).split("\n");
-    rest = pieces.pop();
-    yield* pieces;
-  }
-}
-
 /** @returns the text to keep of conversations by model, without their oldest turns if they are too long. Pure. */
 export function keptText(settings, turns, limit = MAX_KEPT) {
   const all = Object.fromEntries(Object.entries(turns).map(([model, of]) => [model, [...of]]));
@@ -114,10 +95,7 @@ export function keptText(settings, turns, limit = MAX_KEPT) {
 /** @returns {{settings: object, turns: object}} what a kept text holds; nothing if it is not one of this release. Pure. */
 export function restored(text) {
   const close = (turn) => ({ ...newTurn({}), ...turn, ...(turn.isOver ? {} : { isOver: true, note: "The page was left before the end of this answer." }) });
-  try {
-    const { settings, turns } = JSON.parse(text);
-    return { settings, turns: Object.fromEntries(Object.entries(turns).map(([model, of]) => [model, of.map(close)])) };
-  } catch {
-    return { settings: {}, turns: {} };
-  }
+  const { settings = {}, turns } = parsed(text) ?? {};
+  const isKnown = turns && Object.values(turns).every(Array.isArray);
+  return { settings, turns: isKnown ? Object.fromEntries(Object.entries(turns).map(([model, of]) => [model, of.map(close)])) : {} };
 }

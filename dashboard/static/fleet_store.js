@@ -9,7 +9,7 @@ const VIEWS = ["macs", "models", "replicas", "groups", "gitSources", "gateways",
 const HIDDEN_MS = 5_000;
 const HINT_MS = 4_000; // the server sends something every 2 s
 const SILENT_MS = 10_000;
-export const ANSWER_MS = 30_000; // for one answer; a request that hangs would hold the page up for ever
+const ANSWER_MS = 30_000; // for one answer; a request that hangs would hold the page up for ever
 const FIRST_PAUSE_MS = 500;
 const LAST_PAUSE_MS = 10_000;
 const POLL_MS = 5_000;
@@ -19,46 +19,30 @@ const ROLES = ["user", "viewer", "operator", "admin"];
 /** @typedef {Record<string, any>} Row */
 
 export class FleetStore {
-  constructor() {
-    /** Rows of each view by name. @type {Record<string, Map<string, Row>>} */
-    this.views = Object.fromEntries(VIEWS.map((view) => [view, new Map()]));
-    /** Counts and the sentence about the fleet's health. @type {Row | null} */
-    this.summary = null;
-    /** Name and role of this session, and whether the dashboard may change the fleet. @type {Row} */
-    this.me = { name: "", role: "viewer", canWrite: false };
-    /** Seconds since the control plane stopped to answer; 0 while it answers. */
-    this.silentSeconds = 0;
-    /** Why the control plane refuses the dashboard; "" if it does not. */
-    this.refusal = "";
-    /** The moment that is shown, as ISO 8601; "" for now. */
-    this.at = "";
-    /** True while other windows have the streams, and this one asks every few seconds. */
-    this.isPolling = false;
-    /** connecting, live, lost, login or past. */
-    this.state = "connecting";
-    /** Why the state is not live; "" if it is. */
-    this.problem = "";
-    /** Why the session has ended; "" while there is one, or never was. */
-    this.endReason = "";
-    /** Time of the last message, on the browser's clock. */
-    this.heardAt = 0;
-    /** When the stream was opened last: each try has its time, however long the one before was silent. */
-    this._openedAt = 0;
-    /** The version of the page's files when it was opened, and whether the server has another now. */
-    this.page = "";
-    this.isOldPage = false;
-    /** True until the rows of the screen have arrived. */
-    this.isLoading = true;
-    /** The names of a view's rows in order, until there are others. */
-    this._orders = new WeakMap();
-    this._query = "";
-    this._id = "";
-    this._pauseMs = FIRST_PAUSE_MS;
-    this._listeners = new Set();
-    this._isDue = false;
-    this._source = null;
-    this._timer = 0;
-  }
+  /** Rows of each view by name. @type {Record<string, Map<string, Row>>} */
+  views = emptyViews();
+  summary = null; // counts and the sentence about the fleet's health
+  me = { name: "", role: "viewer", canWrite: false }; // this session, and whether the dashboard may change the fleet
+  silentSeconds = 0; // since the control plane stopped to answer
+  refusal = ""; // why the control plane refuses the dashboard
+  at = ""; // the moment that is shown, as ISO 8601; "" for now
+  isPolling = false; // while other windows have the streams, and this one asks every few seconds
+  state = "connecting"; // or live, lost, login or past
+  problem = ""; // why the state is not live
+  endReason = ""; // why the session has ended
+  heardAt = 0; // time of the last message, on the browser's clock
+  page = ""; // the version of the page's files when it was opened
+  isOldPage = false; // the server has another one now
+  isLoading = true; // until the rows of the screen have arrived
+  _openedAt = 0; // time at which the stream was opened last: each try has its time, however long the one before was silent
+  _orders = new WeakMap(); // names of the rows of views in order, until there are others
+  _query = "";
+  _id = "";
+  _pauseMs = FIRST_PAUSE_MS;
+  _listeners = new Set();
+  _isDue = false;
+  _source = null;
+  _timer = 0;
 
   /** Call `listener` after each change, at most once a frame; returns the function that ends it. */
   subscribe(listener) {
@@ -74,6 +58,11 @@ export class FleetStore {
     return order.map((name) => rows.get(name));
   }
 
+  /** @returns {Row[]} the rows of conditions or events of an object */
+  about(view, kind, name) {
+    return this.rows(view).filter((row) => row.kind === kind && row.object === name);
+  }
+
   /** @returns {Row | undefined} */
   row(view, name) {
     return this.views[view].get(name);
@@ -86,7 +75,7 @@ export class FleetStore {
     const isFirst = !this._query;
     this._query = query;
     this.isLoading = true;
-    for (const view of VIEWS) this.views[view] = new Map();
+    this.views = emptyViews();
     if (isFirst || this.state === "login") return;
     this._id = "";
     if (this.at) void this._readPast();
@@ -117,7 +106,7 @@ export class FleetStore {
   start() {
     document.addEventListener("visibilitychange", () => {
       clearTimeout(this._timer);
-      if (document.hidden) this._timer = setTimeout(() => this._close(), HIDDEN_MS);
+      if (document.hidden) this._after(HIDDEN_MS, () => this._close());
       else if (!this._source && !this.at) {
         if (this.state === "live") this.state = "connecting";
         this.connect();
@@ -130,8 +119,7 @@ export class FleetStore {
   /** Follow the state; again after an error, with a pause that doubles. */
   async connect() {
     this.isPolling = false;
-    clearTimeout(this._timer);
-    this._close();
+    this._end();
     try {
       if (!this._id) await this._identify();
       if (!this.may("viewer")) return;
@@ -161,8 +149,7 @@ export class FleetStore {
     this.at = at;
     this._id = "";
     this.problem = "";
-    clearTimeout(this._timer);
-    this._close();
+    this._end();
     this.state = at ? "past" : "connecting";
     await (at ? this._readPast() : this.connect());
   }
@@ -178,7 +165,7 @@ export class FleetStore {
       this.problem = "";
     } catch (error) {
       if (!isShown()) return;
-      for (const view of VIEWS) this.views[view] = new Map();
+      this.views = emptyViews();
       this.problem = error.message;
     }
     this.state = "past";
@@ -244,23 +231,32 @@ export class FleetStore {
   _poll() {
     this._close();
     this.isPolling = true;
-    clearTimeout(this._timer);
-    this._timer = setTimeout(async () => {
+    this._after(POLL_MS, async () => {
       try {
         if (!document.hidden) await this._read();
       } catch (error) {
         this._fail("lost", error.message);
       }
       if (this.isPolling && !this.at) this._poll();
-    }, POLL_MS);
+    });
   }
 
   _retry() {
     this._close();
     const pauseMs = this._pauseMs * (0.5 + Math.random() / 2);
     this._pauseMs = Math.min(2 * this._pauseMs, LAST_PAUSE_MS);
+    this._after(pauseMs, () => this.connect());
+  }
+
+  /** Do this later, and nothing that was to be done before. */
+  _after(ms, act) {
     clearTimeout(this._timer);
-    this._timer = setTimeout(() => this.connect(), pauseMs);
+    this._timer = setTimeout(act, ms);
+  }
+
+  _end() {
+    clearTimeout(this._timer);
+    this._close();
   }
 
   _close() {
@@ -279,10 +275,7 @@ export class FleetStore {
   _live() {
     this.heardAt = performance.now();
     this._pauseMs = FIRST_PAUSE_MS;
-    if (this.state !== "live") {
-      this.state = "live";
-      this.problem = "";
-    }
+    if (this.state !== "live") Object.assign(this, { state: "live", problem: "" });
     this._notify();
   }
 
@@ -354,21 +347,22 @@ export class FleetStore {
   }
 }
 
+const emptyViews = () => Object.fromEntries(VIEWS.map((view) => [view, new Map()]));
 const queryOf = (selections) => selections.map((one) => `view=${encodeURIComponent(one)}`).join("&");
 
 /** An answer that is not a success. */
-export class RefusedError extends Error {
+class RefusedError extends Error {
   constructor(status, message) {
     super(message);
     this.status = status;
   }
 }
 
-/** Return the JSON of an answer; throws RefusedError with the server's own message, or an error that says what broke. */
-export async function getJson(path, init = {}) {
+/** Return what `take` makes of an answer; throws RefusedError with the server's own message, or an error that says what broke. */
+export async function ask(path, init, take) {
   try {
     const answer = await fetch(path, { credentials: "same-origin", signal: AbortSignal.timeout(ANSWER_MS), ...init });
-    if (answer.ok) return await answer.json();
+    if (answer.ok) return await take(answer);
     throw new RefusedError(answer.status, await refusalText(answer));
   } catch (error) {
     if (error.name === "TimeoutError") throw new Error(`the dashboard has not answered for ${ANSWER_MS / 1000} s`);
@@ -377,21 +371,42 @@ export async function getJson(path, init = {}) {
   }
 }
 
-/** Send a change and return the JSON of the answer; throws RefusedError with the server's own message. */
+export const getText = (path) => ask(path, {}, (answer) => answer.text());
+export const getJson = (path, init) => ask(path, init, (answer) => answer.json());
+
+/** Send a change and return the JSON of the answer. */
 export function postJson(path, body = {}, init = {}) {
   const headers = { ...CHANGE_HEADERS, ...init.headers };
   return getJson(path, { ...init, method: "POST", headers, body: JSON.stringify(body) });
+}
+
+/** Yield the lines of an answer as they arrive. */
+export async function* linesOf(answer) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    yield* lines;
+  }
 }
 
 /** Headers of every change: a page of another origin cannot send the second. */
 export const CHANGE_HEADERS = { "content-type": "application/json", "x-fleet-csrf": "1" };
 
 /** Return the message of a refusal. */
-export async function refusalText(answer) {
+async function refusalText(answer) {
   const text = await answer.text();
+  return parsed(text)?.error?.message ?? (text.slice(0, 300) || `status ${answer.status}`);
+}
+
+/** Return the value of a text of JSON; null if it is none. */
+export function parsed(text) {
   try {
-    return JSON.parse(text).error.message;
+    return JSON.parse(text);
   } catch {
-    return text.slice(0, 300) || `status ${answer.status}`;
+    return null;
   }
 }

@@ -59,13 +59,6 @@ export function span(ms) {
   return ms < 60_000 ? `${Number((ms / 1000).toFixed(1))} s` : `${Math.floor(ms / 60_000)} min ${Math.round((ms % 60_000) / 1000)} s`;
 }
 
-/** @returns {string} seconds as a duration, such as "3 d 4 h" */
-export function duration(seconds) {
-  const [days, hours, minutes] = [Math.floor(seconds / 86_400), Math.floor((seconds % 86_400) / 3600), Math.floor((seconds % 3600) / 60)];
-  if (days) return `${days} d ${hours} h`;
-  return hours ? `${hours} h ${minutes} min` : `${minutes} min`;
-}
-
 /** @returns {string} what an agent measures: percent of GPU and CPU, degrees, watts, requests; what nobody measures is left out */
 export function figureText(found) {
   if (!found) return "";

@@ -1,12 +1,11 @@
 /** The page: which screen an address shows, the frame around it, and the keyboard. */
 
-import { html, render, useEffect, useErrorBoundary, useReducer, useState } from "./vendor/htm-preact.js";
-import { AccountMenu, nextTheme, Rights, setTheme, savedTheme } from "./account.js";
+import { html, render, useErrorBoundary, useReducer, useState } from "./vendor/htm-preact.js";
+import { AccountMenu, followLoginLink, Login, nextTheme, Rights, savedTheme, setTheme } from "./account.js";
 import { FleetStore } from "./fleet_store.js";
 import { moment } from "./format.js";
 import { hasSingleKeys, keyboard, KEYS, setSingleKeys } from "./keyboard.js";
-import { followLoginLink, Login } from "./login.js";
-import { Announced, lazy, useStore } from "./parts.js";
+import { Announced, Command, lazy, useListener, useStore, useTicks } from "./parts.js";
 import { boot, note, selectionsOf, shownNow, withQuery } from "./router.js";
 import { Activity } from "./screens/activity.js";
 import { Mac, Macs } from "./screens/macs.js";
@@ -26,13 +25,13 @@ const SCREENS = {
   try: [lazy(() => import("./screens/try.js"), "Try"), "viewer"],
   run: [lazy(() => import("./screens/run.js"), "RunModel"), "viewer"],
 };
-/** Pages of one object. */
+/** Pages of one object: the component, the view of its row, what it is, and the kind as fleetctl takes it. */
 const DETAILS = {
-  macs: Mac,
-  models: Model,
-  replicas: Replica,
-  groups: lazy(() => import("./screens/groups.js"), "Group"),
-  git: lazy(() => import("./screens/git.js"), "GitSource"),
+  macs: [Mac, "macs", "Mac", "nodes"],
+  models: [Model, "models", "model", "modeldeployments"],
+  replicas: [Replica, "replicas", "replica", "replicas"],
+  groups: [lazy(() => import("./screens/groups.js"), "Group"), "groups", "group", "shardgroups"],
+  git: [lazy(() => import("./screens/git.js"), "GitSource"), "gitSources", "GitSource", "gitsources"],
 };
 const CommandLine = lazy(() => import("./command_line.js"), "CommandLine");
 const TimeBar = lazy(() => import("./time_bar.js"), "TimeBar");
@@ -73,29 +72,19 @@ function App() {
   const [isTimeOpen, setTimeOpen] = useState(store.at !== "");
   const [isNoticeClosed, setNoticeClosed] = useState(false);
   const [isCommandOpen, setCommandOpen] = useState(false);
-  const [goTo] = useState(() => (path) => go(path, redraw));
+  const goTo = (path) => go(path, redraw);
   const actions = { "?": () => setHelpOpen(true), "[": () => setTimeOpen(true), ":": () => setCommandOpen(true), t: nextTheme };
-  useEffect(() => {
-    const onBack = () => {
-      visit += 1;
-      const at = shownNow().query.get("at") ?? "";
-      setTimeOpen(at !== "");
-      void store.goTo(at);
-      redraw();
-    };
-    addEventListener("popstate", onBack);
-    const timer = setInterval(redraw, 5_000); // ages grow
-    const onClick = (event) => followLink(event, goTo);
-    const onKey = keyboard({ menu: [...PLACES, ...FURTHER], go: goTo, actions });
-    document.addEventListener("click", onClick);
-    document.addEventListener("keydown", onKey);
-    return () => {
-      removeEventListener("popstate", onBack);
-      clearInterval(timer);
-      document.removeEventListener("click", onClick);
-      document.removeEventListener("keydown", onKey);
-    };
-  }, []);
+  const [onKey] = useState(() => keyboard({ menu: [...PLACES, ...FURTHER], go: goTo, actions }));
+  useTicks(5_000); // ages grow
+  useListener("click", (event) => followLink(event, goTo), document);
+  useListener("keydown", onKey, document);
+  useListener("popstate", () => {
+    visit += 1;
+    const at = shownNow().query.get("at") ?? "";
+    setTimeOpen(at !== "");
+    void store.goTo(at);
+    redraw();
+  });
   document.title = overviewTitle(store);
   if (store.state === "login") return html`<${Login} store=${store} />`;
   const allowed = ([, , , role]) => store.may(role);
@@ -143,13 +132,16 @@ function Screen() {
   const shown = shownNow();
   const { screen, name, query } = shown;
   if (screen === "" && !store.may("viewer")) return html`<${Guard} key="chat"><${SCREENS.chat[0]} store=${store} query=${query} /><//>`;
-  const [Shown, role] = name === undefined ? (SCREENS[screen] ?? []) : [DETAILS[screen], "viewer"];
+  const [Page, view, what, kind] = (name !== undefined && DETAILS[screen]) || [];
+  const [Shown, role] = name === undefined ? (SCREENS[screen] ?? []) : [Page, "viewer"];
   store.show(selectionsOf(shown));
   if (!Shown) return html`<h1>No such page</h1><p>Nothing has the address <code>${location.pathname}</code>. <a href="/">Back to the overview</a></p>`;
   if (!store.may(role)) return html`<${NoRight} role=${role} />`;
   if (store.at && store.problem) return html`<h1>Nothing is known of ${moment(store.at)}</h1><p class="problem" role="alert">${store.problem}</p>`;
   if (store.isLoading && role === "viewer") return html`<p class="loading">Loading…</p>`;
-  return html`<${Guard} key=${`${location.pathname} ${shown.tab} ${visit}`}><${Shown} store=${store} name=${name} query=${query} tab=${shown.tab} /><//>`;
+  const row = view && store.row(view, name);
+  if (view && !row) return html`<h1>${name}</h1><p>There is no ${what} of this name, or not any more.</p><${Command} text=${`fleetctl get ${kind}`} />`;
+  return html`<${Guard} key=${`${location.pathname} ${shown.tab} ${visit}`}><${Shown} store=${store} name=${name} row=${row} query=${query} tab=${shown.tab} /><//>`;
 }
 
 /** What a key may not see, and what it may. */

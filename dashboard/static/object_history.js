@@ -3,7 +3,7 @@
 import { html, useState } from "./vendor/htm-preact.js";
 import { getJson } from "./fleet_store.js";
 import { clock } from "./format.js";
-import { Diff, Table, useRead } from "./parts.js";
+import { Diff, Select, Table, useRead } from "./parts.js";
 
 const MOST_FIELDS = 5;
 const COLUMNS = [
@@ -30,9 +30,7 @@ export function Comparison({ choices, first, last, read }) {
   const [to, setTo] = useState(last);
   const [answer, problem] = useRead(() => read(from, to), [from, to, first, last]);
   const diff = answer?.diff;
-  const choose = (label, value, set) => html`<label>${label} <select value=${value} onChange=${(event) => set(event.target.value)}>
-    ${choices.map(([one, title]) => html`<option key=${one} value=${one}>${title}</option>`)}</select></label>`;
-  return html`<div class="row toolbar">${choose("Difference from", from, setFrom)}${choose("to", to, setTo)}</div>
+  return html`<div class="row toolbar"><${Select} label="Difference from" value=${from} choices=${choices} onChange=${setFrom} /><${Select} label="to" value=${to} choices=${choices} onChange=${setTo} /></div>
     ${problem && html`<p class="problem" role="status">${problem}</p>`}
     ${diff === "" ? html`<p class="quiet">They are the same.</p>` : diff && html`<div data-difference><${Diff} text=${diff} /></div>`}`;
 }

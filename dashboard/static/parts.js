@@ -22,6 +22,11 @@ export function pathOf(kind, name) {
   return PAGES[kind] ? `/${PAGES[kind]}/${encodeURIComponent(name)}` : "";
 }
 
+/** Return the path of a log, such as of replica/qwen-0. */
+export function logPath(source) {
+  return `/activity?tab=logs&of=${encodeURIComponent(source).replace("%2F", "/")}`;
+}
+
 /** Return the path of the editor with an object. */
 export function tryPath(kind, name) {
   return `/try?${new URLSearchParams({ kind, name })}`;
@@ -131,11 +136,8 @@ function LongTable({ caption, columns, rows }) {
     const isNear = Math.abs(sight.top + top) < NEAR_PX / 2 && Math.abs(sight.bottom - innerHeight + top) < NEAR_PX / 2;
     if (!isNear) setSight({ top: -top, bottom: innerHeight - top });
   };
-  useEffect(() => {
-    addEventListener("scroll", look, { passive: true });
-    addEventListener("resize", look);
-    return () => (removeEventListener("scroll", look), removeEventListener("resize", look));
-  }, [sight]);
+  useListener("scroll", look);
+  useListener("resize", look);
   const parts = partsInSight(rows, heights.current, sight, active?.closest("tr").dataset.name);
   return html`<table class="long" aria-rowcount=${rows.length + 1}>
     <caption class="hidden">${caption}</caption>
@@ -149,26 +151,28 @@ function LongTable({ caption, columns, rows }) {
 }
 
 /** Return the rows to draw by their place, and the gaps between them: `{at}` or `{gap: {end, px}}`. Pure. */
-export function partsInSight(rows, heights, { top, bottom }, focused) {
+function partsInSight(rows, heights, { top, bottom }, focused) {
   const known = [...heights.values()];
-  const usual = known.length ? known.reduce((sum, one) => sum + one, 0) / known.length : USUAL_ROW_PX;
+  const usual = known.length ? known.reduce((sum, px) => sum + px, 0) / known.length : USUAL_ROW_PX;
+  const focusedAt = rows.findIndex((row) => row.name === focused);
   const parts = [];
   let y = 0;
-  let skipped = 0;
-  const focusedAt = focused === undefined ? -1 : rows.findIndex((row) => row.name === focused);
-  const close = (end) => skipped && parts.push({ gap: { end, px: skipped } });
   rows.forEach((row, at) => {
     const px = heights.get(row.name) ?? usual;
+    const gap = parts.at(-1)?.gap;
     const isShown = (y + px > top - NEAR_PX && y < bottom + NEAR_PX) || (focusedAt >= 0 && Math.abs(at - focusedAt) <= 1);
-    if (isShown) {
-      close(at);
-      skipped = 0;
-      parts.push({ at });
-    } else skipped += px;
+    if (isShown) parts.push({ at });
+    else if (gap) Object.assign(gap, { end: at + 1, px: gap.px + px });
+    else parts.push({ gap: { end: at + 1, px } });
     y += px;
   });
-  close(rows.length);
   return parts;
+}
+
+/** Return the problems that a model has, or that affect it. */
+export function problemsOf(store, model) {
+  const about = `ModelDeployment/${model}`;
+  return store.rows("problems").filter((row) => `${row.kind}/${row.object}` === about || row.affected.includes(about));
 }
 
 /** Problems, one card for each cause: what is affected, since when, one remedy, and what it explains. The worst stand first. */
@@ -238,19 +242,22 @@ export function Tabs({ path, tabs, tab, store, ...props }) {
 }
 
 /** Copy a text. Where the browser has or allows no clipboard, as over plain HTTP, a text area does it. */
-export async function copyText(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    return;
-  } catch {
-    // The way of older browsers.
-  }
-  const area = document.createElement("textarea");
-  area.value = text;
-  document.body.append(area);
-  area.select();
-  document.execCommand("copy");
-  area.remove();
+export function copyText(text) {
+  const byArea = () => {
+    const area = Object.assign(document.createElement("textarea"), { value: text });
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  };
+  return navigator.clipboard ? navigator.clipboard.writeText(text).catch(byArea) : byArea();
+}
+
+/** Save a file on the reader's machine. */
+export function download(blob, name) {
+  const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
 /** A text for assistive technology alone: the newest, and at most one of the page in five seconds. */
@@ -259,11 +266,8 @@ export function Announced({ text }) {
   useEffect(() => {
     let timer = 0;
     const say = () => {
-      const left = announcedAt + ANNOUNCE_MS - performance.now();
-      if (text && left > 0) {
-        timer = setTimeout(say, Math.ceil(left));
-        return;
-      }
+      const waitMs = announcedAt + ANNOUNCE_MS - performance.now();
+      if (text && waitMs > 0) return void (timer = setTimeout(say, Math.ceil(waitMs)));
       if (text) announcedAt = performance.now();
       setSaid(text);
     };
@@ -317,13 +321,26 @@ export function lazy(load, name) {
 
 /** A text field that narrows a list; `/` focuses it. */
 export function Filter({ value, onInput, label }) {
-  return html`<label class="filter">
-    <span class="hidden">${label}</span>
-    <input
-      type="search" value=${value} placeholder=${`${label}  ( / )`} data-filter
-      onInput=${(event) => onInput(event.target.value)}
-    />
-  </label>`;
+  return html`<label class="filter"><span class="hidden">${label}</span>
+    <input type="search" value=${value} placeholder=${`${label}  ( / )`} data-filter onInput=${(event) => onInput(event.target.value)} /></label>`;
+}
+
+/** A choice of one. `choices`: values, or [value, title]. */
+export function Select({ label, value, choices, onChange }) {
+  return html`<label>${label} <select value=${value} onChange=${(event) => onChange(event.target.value)}>
+    ${choices.map((choice) => [choice].flat()).map(([one, title = one]) => html`<option key=${one} value=${one}>${title}</option>`)}</select></label>`;
+}
+
+/** A choice of one that shows all. `choices`: values, or [value, title]. */
+export function Segments({ label, value, choices, onChange }) {
+  return html`<span class="segments" role="group" aria-label=${label}>${choices.map((choice) => [choice].flat()).map(([one, title = one]) =>
+    html`<button type="button" class="small" key=${title} aria-pressed=${one === value} onClick=${() => onChange(one)}>${title}</button>`)}</span>`;
+}
+
+/** A part of a screen that costs nothing until it is opened. */
+export function Details({ summary, isOpenFirst = false, children, ...more }) {
+  const [isOpen, setOpen] = useState(isOpenFirst);
+  return html`<details open=${isOpen} onToggle=${(event) => setOpen(event.target.open)} ...${more}><summary>${summary}</summary>${isOpen && children}</details>`;
 }
 
 /** Return the rows that have the text in any column. */
@@ -339,13 +356,11 @@ export function useRead(read, keys = [], everyMs = 0) {
     let isOver = false;
     let timer = 0;
     const poll = async () => {
-      if (!document.hidden || !everyMs) {
-        try {
-          const answer = await read();
-          if (!isOver) setResult([answer, ""]);
-        } catch (error) {
-          if (!isOver) setResult(([before]) => [before, error.message]);
-        }
+      try {
+        const answer = document.hidden && everyMs ? undefined : await read();
+        if (!isOver && answer !== undefined) setResult([answer, ""]);
+      } catch (error) {
+        if (!isOver) setResult(([before]) => [before, error.message]);
       }
       if (everyMs && !isOver) timer = setTimeout(poll, everyMs);
     };
@@ -356,6 +371,38 @@ export function useRead(read, keys = [], everyMs = 0) {
     };
   }, keys);
   return result;
+}
+
+/** Return a value once it has rested for so long: the text of a person who types. */
+export function useRested(value, ms) {
+  const [rested, setRested] = useState(value);
+  useEffect(() => {
+    const timer = setTimeout(() => setRested(value), ms);
+    return () => clearTimeout(timer);
+  }, [JSON.stringify(value)]);
+  return rested;
+}
+
+/** Call the newest `listener` for each event of a target. */
+export function useListener(type, listener, target = globalThis) {
+  const newest = useRef(listener);
+  newest.current = listener;
+  useEffect(() => {
+    const call = (event) => newest.current(event);
+    target.addEventListener(type, call);
+    return () => target.removeEventListener(type, call);
+  }, [target]);
+}
+
+/** Draw again every so often; returns how often that was, since `keys` changed last. */
+export function useTicks(ms, keys = []) {
+  const [ticks, setTicks] = useState(0);
+  useEffect(() => {
+    setTicks(0);
+    const timer = setInterval(() => setTicks((count) => count + 1), ms);
+    return () => clearInterval(timer);
+  }, keys);
+  return ticks;
 }
 
 /** A figure with its title, its unit, and a line of the last hour if there is one. */

@@ -3,7 +3,7 @@
 import { html, render, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/htm-preact.js";
 import { bytes, count } from "./format.js";
 import { getJson } from "./fleet_store.js";
-import { MacState, Names, ObjectLink, Table } from "./parts.js";
+import { Details, download, MacState, Names, ObjectLink, Table } from "./parts.js";
 import { fitText, freeBytes, layoutPicture, neighbour, textWidth, withoutNames } from "./picture_layout.js";
 
 const HUES = 8;
@@ -367,13 +367,11 @@ const COLUMNS = [
 ];
 
 /** The same as a table, made when it is opened. */
-function PictureTable({ picture }) {
-  const [isOpen, setOpen] = useState(false);
-  return html`<details onToggle=${(event) => setOpen(event.target.open)}>
-    <summary>The picture as a table</summary>
-    ${isOpen && html`<${Table} caption="Memory of the Macs" columns=${COLUMNS} rows=${picture.macs} empty="No Mac has joined." />`}
-    ${isOpen && picture.outside.length > 0 && html`<p>Without a place: ${picture.outside.map((item) => `${item.model} (${count(item.count, "replica")}${item.bytes === null ? "" : `, ${bytes(item.bytes)} each`})`).join(", ")}</p>`}
-  </details>`;
+function PictureTable({ picture: { macs, outside } }) {
+  const need = (item) => `${item.model} (${count(item.count, "replica")}${item.bytes === null ? "" : `, ${bytes(item.bytes)} each`})`;
+  return html`<${Details} summary="The picture as a table">
+    <${Table} caption="Memory of the Macs" columns=${COLUMNS} rows=${macs} empty="No Mac has joined." />
+    ${outside.length > 0 && html`<p>Without a place: ${outside.map(need).join(", ")}</p>`}<//>`;
 }
 
 /** Buttons that take the picture elsewhere; without names of Macs, sites and models unless they are asked for. */
@@ -387,8 +385,8 @@ function Export({ picture, title, at }) {
     if (!globalThis.ClipboardItem || !navigator.clipboard?.write) throw new Error("This browser copies no pictures over plain HTTP: download it.");
     await navigator.clipboard.write([new ClipboardItem({ "image/png": blob })]);
   };
-  const svg = async () => save(new Blob([textOf(make())], { type: "image/svg+xml" }), "fleet.svg");
-  const png = async () => save(await pngOf(make()), "fleet.png");
+  const svg = async () => download(new Blob([textOf(make())], { type: "image/svg+xml" }), "fleet.svg");
+  const png = async () => download(await pngOf(make()), "fleet.png");
   return html`<details class="export">
     <summary>Share</summary>
     <p class="actions"><button type="button" class="small" onClick=${act(copy, "Copied.")}>Copy picture</button>
@@ -453,10 +451,4 @@ function colorIn(scheme, name) {
   const { color } = getComputedStyle(probe);
   probe.remove();
   return color;
-}
-
-function save(blob, name) {
-  const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob), download: name });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }

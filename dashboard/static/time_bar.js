@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "./vendor/htm-preact.js";
 import { getJson } from "./fleet_store.js";
 import { moment } from "./format.js";
-import { useRead } from "./parts.js";
+import { Segments, useListener, useRead } from "./parts.js";
 import { note } from "./router.js";
 
 const RANGES = [[900, "15 min"], [3600, "1 h"], [86_400, "24 h"]];
@@ -29,14 +29,9 @@ export function TimeBar({ store, onClose }) {
   }, [seconds]);
   const show = (wanted) => setSeconds(Math.max(begin, Math.min(0, wanted)));
   const step = range / STEPS;
-  useEffect(() => {
-    const onKey = (event) => {
-      const steps = { "[": -STEPS / 15, "]": STEPS / 15 }[event.key];
-      if (!steps || event.target.closest("input:not([type=range]), textarea, select")) return;
-      show(seconds + steps * step);
-    };
-    document.addEventListener("keydown", onKey);
-    return () => document.removeEventListener("keydown", onKey);
+  useListener("keydown", (event) => {
+    const steps = { "[": -STEPS / 15, "]": STEPS / 15 }[event.key];
+    if (steps && !event.target.closest("input:not([type=range]), textarea, select")) show(seconds + steps * step);
   });
   const text = seconds ? moment(new Date(base + seconds * 1000)) : "now";
   const place = (iso) => 100 * Math.max(0, Math.min(1, 1 - (base - Date.parse(iso)) / (-first * 1000)));
@@ -46,7 +41,7 @@ export function TimeBar({ store, onClose }) {
     </label>
     <div class="known" aria-hidden="true">${known.map(([from, to]) => html`<span key=${from} style=${{ left: `${place(from)}%`, width: `${Math.max(0.3, place(to) - place(from))}%` }}></span>`)}</div>
     <p><output data-moment>${text}</output>
-      <span class="segments" role="group" aria-label="Range">${RANGES.map(([length, title]) => html`<button type="button" class="small" key=${title} aria-pressed=${length === range} onClick=${() => setRange(length)}>${title}</button>`)}</span>
+      <${Segments} label="Range" value=${range} choices=${RANGES} onChange=${setRange} />
       ${problem && html`<span class="problem" role="status">${problem}</span>`}
       <span class="quiet">${seconds ? "Objects are as they were then; actions are off." : known.length ? `Recorded since ${moment(known[0][0])}. Drag, or press [ and ].` : "Drag, or press [ and ]."}</span>
       <button type="button" class="small" onClick=${() => setSeconds(0)} disabled=${!seconds}>Now</button>

@@ -4,13 +4,13 @@ import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/ht
 import { keptText, newTurn, requestOf, restored, stream } from "../conversation.js";
 import { getJson } from "../fleet_store.js";
 import { number, span } from "../format.js";
-import { CandidateTable } from "../candidates.js";
-import { Announced, copyText, lazy, ModelState, useRead } from "../parts.js";
+import { CandidateTable, Prefill } from "../request_trace.js";
+import { Announced, copyText, lazy, ModelState, problemsOf, Select, useRead } from "../parts.js";
 import { note } from "../router.js";
 
 const ClientCode = lazy(() => import("../client_code.js"), "ClientCode");
 const Markdown = lazy(() => import("../markdown.js"), "Markdown");
-const Waterfall = lazy(() => import("../waterfall.js"), "Waterfall");
+const Waterfall = lazy(() => import("../request_trace.js"), "Waterfall");
 const DRAW_MS = 60;
 const PROGRESS_MS = 500;
 const TRACE_MS = 1_000;
@@ -154,8 +154,7 @@ export function Chat({ store, query }) {
     for (const name of names) aborts.current.get(name)?.abort();
     setTurns((now) => Object.fromEntries(Object.entries(now).filter(([name]) => !names.includes(name))));
   };
-  const select = (label, at, choices) => html`<label>${label} <select value=${names[at]} onChange=${(event) => rename(at, event.target.value)}>
-    ${[...new Set([...(names[at] ? [names[at]] : []), ...choices])].map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label>`;
+  const select = (label, at, choices) => html`<${Select} label=${label} value=${names[at]} choices=${[...new Set([...(names[at] ? [names[at]] : []), ...choices])]} onChange=${(name) => rename(at, name)} />`;
   return html`<div class="chat">
     <div>
       <h1 class="hidden">Chat</h1>
@@ -269,8 +268,7 @@ function About({ name, model, isViewer, onAsk }) {
 /** Why a model does not answer now, or when it does. */
 function Availability({ store, model }) {
   if (!model || model.ready > 0) return null;
-  const about = `ModelDeployment/${model.name}`;
-  const cause = store.rows("problems").find((row) => `${row.kind}/${row.object}` === about || row.affected.includes(about))?.cause ?? model.reason;
+  const cause = problemsOf(store, model.name)[0]?.cause ?? model.reason;
   const { loadsInSeconds, givesWay } = model;
   const loads = loadsInSeconds !== null && `${model.name} loads in about ${Math.round(loadsInSeconds)} s${givesWay.length ? `: ${givesWay.join(", ")} ${givesWay.length > 1 ? "give" : "gives"} way` : ""}.`;
   return html`<p class=${loads ? "quiet" : "warning-text"} data-availability>${loads || `${model.name} does not answer now. ${cause}`} <a href=${`/models/${encodeURIComponent(model.name)}`}>Details</a></p>`;
@@ -392,11 +390,9 @@ async function scaled(file, maxPixels) {
 /** What becomes of a request before its first token: its place, how much of the prompt is read, and about how long yet. */
 function Progress({ store, id, note }) {
   const [found] = useRead(async () => id && store.may("viewer") && getJson("/api/v1/in-flight"), [id], PROGRESS_MS);
-  const request = found?.requests?.find((row) => row.id === id);
-  const { phase, promptTokens: all, prefilledTokens: done, seconds, resumptions } = request ?? {};
-  if (phase !== "prefill" || !all || !done) return html`<p class="quiet">${note || (phase === "queued" ? "waiting for an engine" : "…")}${resumptions ? `, resumed ${resumptions} times` : ""}</p>`;
-  const rest = done < all ? `, about ${span((1000 * seconds * (all - done)) / done)} left` : "";
-  return html`<p class="quiet"><progress max=${all} value=${done} aria-label="Prompt read"></progress> ${Math.round((100 * done) / all)} % of ${all} tokens read${rest}</p>`;
+  const request = found?.requests?.find((row) => row.id === id) ?? {};
+  if (request.phase === "prefill" && request.promptTokens && request.prefilledTokens) return html`<p><${Prefill} request=${request} /></p>`;
+  return html`<p class="quiet">${note || (request.phase === "queued" ? "waiting for an engine" : "…")}${request.resumptions ? `, resumed ${request.resumptions} times` : ""}</p>`;
 }
 
 /** The engines that the next question could get, with the parts of their scores: why one of them is chosen. */

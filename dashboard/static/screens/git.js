@@ -4,7 +4,7 @@ import { html } from "../vendor/htm-preact.js";
 import { age } from "../format.js";
 import { Actions } from "../actions.js";
 import { Badge, Command, pathOf, tryPath } from "../parts.js";
-import { Conditions, NotFound } from "./object.js";
+import { Conditions } from "./object.js";
 
 export function Git({ store }) {
   const sources = store.rows("gitSources");
@@ -14,14 +14,11 @@ export function Git({ store }) {
 }
 
 /** The page of one source. */
-export function GitSource({ store, name }) {
-  const source = store.row("gitSources", name);
-  if (!source) return html`<${NotFound} what="GitSource" name=${name} command="fleetctl get gitsources" />`;
+export function GitSource({ store, row: source }) {
   return html`<p class="trail"><a href="/activity?tab=git">Git</a></p><h1>Git source</h1><${Source} store=${store} source=${source} />`;
 }
 
 function Source({ store, source }) {
-  const conditions = store.rows("conditions").filter((one) => one.kind === "GitSource" && one.object === source.name);
   const isBehind = source.observedRevision !== source.appliedRevision;
   return html`<section class="panel" aria-label=${source.name}>
     <h2>${source.name} ${source.isSuspended
@@ -35,7 +32,7 @@ function Source({ store, source }) {
     </dl>
     ${source.drift.length > 0 && html`<h3>Drift</h3><ul>${source.drift.map((one) => html`<li key=${one.kind + one.name}>
       ${one.kind}/${one.name}: ${driftText(one)} <span class="quiet">${one.managers.join(", ")}</span></li>`)}</ul>`}
-    <${Conditions} conditions=${conditions} />
+    <${Conditions} conditions=${store.about("conditions", "GitSource", source.name)} />
     <p class="actions"><a href=${tryPath("GitSource", source.name)}>Try a change</a> <${Actions} store=${store} view="gitSources" object=${source} /></p>
     <${Command} text=${`fleetctl describe gs/${source.name}`} />
   </section>`;

@@ -3,8 +3,8 @@
 import { html } from "../vendor/htm-preact.js";
 import { age, bytes } from "../format.js";
 import { getJson } from "../fleet_store.js";
-import { Badge, Command, Events, MacState, Names, ObjectLink, Table, useRead } from "../parts.js";
-import { Conditions, NotFound, Source } from "./object.js";
+import { Badge, Command, Details, MacState, Names, ObjectLink, Table, useRead } from "../parts.js";
+import { ObjectPage } from "./object.js";
 
 const READ_MS = 5_000;
 const KINDS = ["weights", "kv", "prefill", "prefix", "adapter", "draft", "process"];
@@ -23,15 +23,10 @@ export function Groups({ store }) {
     <${Command} text="fleetctl get shardgroups" />`;
 }
 
-export function Group({ store, name }) {
-  const group = store.row("groups", name);
+export function Group({ store, name, row: group }) {
   const [found, problem] = useRead(() => getJson(`/api/v1/groups/${encodeURIComponent(name)}`), [name], READ_MS);
-  if (!group) return html`<${NotFound} what="group" name=${name} command="fleetctl get shardgroups" />`;
-  const isAbout = (one) => one.kind === "ShardGroup" && one.object === name;
   const members = found?.members.length ? found.members : group.listed;
-  return html`
-    <p class="trail"><a href="/macs?tab=groups">Groups</a></p>
-    <h1>${name}</h1>
+  return html`<${ObjectPage} store=${store} kind="ShardGroup" name=${name} trail=${html`<a href="/macs?tab=groups">Groups</a>`} commands=${[`fleetctl fabric bench ${name}`]}>
     <p><${Badge} tone=${group.readyMembers >= group.members ? "good" : "warning"}>${group.readyMembers} of ${group.members} members ready<//> ${group.size} wanted, ${group.backend}, ${group.parallelism}</p>
     ${problem && html`<p class="problem" role="status">${problem}</p>`}
     <h2>Members</h2>
@@ -41,14 +36,7 @@ export function Group({ store, name }) {
     ${found && html`
       <${Links} members=${members} links=${found.links} least=${found.leastGbPerSecond} checks=${found.checks} />
       ${found.replicas.map((one) => html`<${Split} key=${one.name} replica=${one} />`)}
-      <${Epochs} epochs=${found.epochs} />`}
-    <h2>Conditions</h2>
-    <${Conditions} conditions=${store.rows("conditions").filter(isAbout)} />
-    <h2>Events</h2>
-    <${Events} events=${store.rows("events").filter(isAbout)} />
-    <${Source} kind="ShardGroup" name=${name} />
-    <${Command} text=${`fleetctl fabric bench ${name}`} />
-  `;
+      <${Epochs} epochs=${found.epochs} />`}<//>`;
 }
 
 /** The cables from each Mac to each other, and what the last checks measured over all of them. */
@@ -65,7 +53,7 @@ function Links({ members, links, least, checks }) {
     <p class="quiet">${last
       ? html`Last check ${age(last.at)} ago: <${Badge} tone=${{ Healthy: "good", Unhealthy: "bad" }[last.outcome] ?? "idle"}>${last.outcome}<//> ${last.gbPerSecond === null ? "" : `${last.gbPerSecond.toFixed(2)} GB/s at the slowest rank (RDMA is faulty below ${least} GB/s)`}${last.usualGbPerSecond ? `; usually ${last.usualGbPerSecond.toFixed(2)} GB/s` : ""}${last.message && `; ${last.message}`}`
       : `No check yet: spec.fabric schedules them. RDMA is faulty below ${least} GB/s.`}</p>
-    ${checks.length > 1 && html`<details><summary>${checks.length} checks</summary><${Table} caption="Checks of the cables" columns=${CHECKS} rows=${checks} empty="" /></details>`}
+    ${checks.length > 1 && html`<${Details} summary=${`${checks.length} checks`}><${Table} caption="Checks of the cables" columns=${CHECKS} rows=${checks} empty="" /><//>`}
   </section>`;
 }
 

@@ -2,14 +2,14 @@
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { age, bytes, figureText, taintText } from "../format.js";
-import { Badge, Command, Events, Filter, lazy, MacState, matching, MemoryBar, Names, ObjectLink, reasonColumn, Table, Tabs, Text } from "../parts.js";
-import { Conditions, NotFound, Source } from "./object.js";
+import { Badge, Command, Filter, lazy, logPath, MacState, matching, MemoryBar, Names, ObjectLink, reasonColumn, Table, Tabs, Text } from "../parts.js";
+import { ObjectPage, replicaState } from "./object.js";
 
 const FleetPicture = lazy(() => import("../picture.js"), "FleetPicture");
 const Actions = lazy(() => import("../actions.js"), "Actions");
-const Energy = lazy(() => import("../service_levels.js"), "Energy");
-const Usage = lazy(() => import("../usage.js"), "Usage");
-const MacCharts = lazy(() => import("../subject_charts.js"), "MacCharts");
+const Energy = lazy(() => import("../measured.js"), "Energy");
+const Usage = lazy(() => import("../measured.js"), "Usage");
+const MacCharts = lazy(() => import("../measured.js"), "MacCharts");
 
 const TABS = [
   ["", "Table", "viewer", MacTable],
@@ -45,19 +45,15 @@ function MacTable({ store }) {
   `;
 }
 
-export function Mac({ store, name }) {
-  const mac = store.row("macs", name);
-  if (!mac) return html`<${NotFound} what="Mac" name=${name} command="fleetctl get nodes" />`;
+export function Mac({ store, name, row: mac }) {
   const replicas = store.rows("replicas").filter((one) => one.macs.includes(name));
-  const events = store.rows("events").filter((one) => one.kind === "Node" && one.object === name);
   const figures = store.row("figures", name);
-  return html`
-    <p class="trail"><a href="/macs">Macs</a></p>
-    <h1>${name}</h1>
+  const version = (column, of = "") => html`<${Version} of=${of} mac=${mac} column=${column} usual=${store.summary?.versions} />`;
+  return html`<${ObjectPage} store=${store} kind="Node" name=${name} trail=${html`<a href="/macs">Macs</a>`} commands=${[`fleetctl describe node ${name}`, `fleetctl drain ${name} --dry-run`]}>
     <p><${MacState} mac=${mac} /> <${Text} text=${mac.reason} /></p>
     <p class="actions">
       <a href=${`/try?lost=${encodeURIComponent(name)}`}>Try without it</a>
-      <a href=${`/activity?tab=logs&of=node/${encodeURIComponent(name)}`}>Log</a>
+      <a href=${logPath(`node/${name}`)}>Log</a>
       <${Actions} store=${store} view="macs" object=${mac} />
     </p>
     <p><${MemoryBar} mac=${mac} /></p>
@@ -69,8 +65,7 @@ export function Mac({ store, name }) {
       <dt>Deployed models</dt><dd>${mac.modelsOnDisk.length ? html`<ul data-disk>${mac.modelsOnDisk.map((one) => html`<li key=${one.path}><code>${one.path}</code> ${diskText(one)}</li>`)}</ul>` : "none is looked for yet"}</dd>
       <dt>Pools</dt><dd>${mac.pools.join(", ") || "none"}</dd>
       <dt>Last heartbeat</dt><dd data-word>${wordText(mac, store.at)}</dd>
-      <dt>System</dt><dd><${Version} name="" mac=${mac} column="osVersion" usual=${store.summary?.versions} />, <${Version} name="mlx" mac=${mac} column="mlxVersion" usual=${store.summary?.versions} />,${" "}
-        <${Version} name="agent" mac=${mac} column="agentVersion" usual=${store.summary?.versions} /></dd>
+      <dt>System</dt><dd>${version("osVersion")}, ${version("mlxVersion", "mlx")}, ${version("agentVersion", "agent")}</dd>
       ${mac.taints.length > 0 && html`<dt>Taints</dt><dd>${mac.taints.map((one) => html`<code key=${one.key + one.effect}>${taintText(one)}</code> `)}</dd>`}
       ${mac.site && html`<dt>Site</dt><dd>${mac.site}</dd>`}
       ${figureText(figures) && html`<dt>Now</dt><dd>${figureText(figures)}</dd>`}
@@ -79,15 +74,7 @@ export function Mac({ store, name }) {
     </dl>
     <${MacCharts} name=${name} at=${store.at} />
     <h2>Replicas</h2>
-    <${Replicas} replicas=${replicas} empty="No replica is placed here." />
-    <h2>Conditions</h2>
-    <${Conditions} conditions=${store.rows("conditions").filter((one) => one.kind === "Node" && one.object === name)} />
-    <h2>Events</h2>
-    <${Events} events=${events} />
-    <${Source} kind="Node" name=${name} />
-    <${Command} text=${`fleetctl describe node ${name}`} />
-    <${Command} text=${`fleetctl drain ${name} --dry-run`} />
-  `;
+    <${Table} caption="Replicas" columns=${REPLICAS} rows=${replicas} empty="No replica is placed here." /><//>`;
 }
 
 /** Whether a model is on the Mac's disk, and what is missing. */
@@ -106,24 +93,20 @@ function wordText(mac, at) {
 const loadText = (found) => (found ? `${found.gpuPercent === null ? "-" : `${found.gpuPercent} %`}, ${found.active}` : "-");
 
 /** A release, marked where most Macs have another. */
-function Version({ name, mac, column, usual }) {
-  const text = [name, mac[column] ?? "-"].filter(Boolean).join(" ");
+function Version({ of, mac, column, usual }) {
+  const text = [of, mac[column] ?? "-"].filter(Boolean).join(" ");
   const most = usual?.[column];
   if (!mac[column] || !most || most === mac[column]) return text;
   return html`<${Badge} tone="warning">${text}<//> <span class="quiet">(most have ${most})</span>`;
 }
 
-/** Replicas with their state and why. */
-export function Replicas({ replicas, empty }) {
-  const columns = [
-    ["Replica", (one) => html`<${ObjectLink} kind="Replica" name=${one.name} />`],
-    ["Model", (one) => html`<${ObjectLink} kind="ModelDeployment" name=${one.deployment} />`],
-    ["State", (one) => (one.isReady ? "ready" : one.reason || "pending")],
-    ["Macs", (one) => html`<${Names} kind="Node" names=${one.macs} />`],
-    ["Memory", (one) => bytes(one.memoryBytes), "number"],
-    ["Restarts", (one) => one.restarts, "number"],
-    ["Log", (one) => html`<a href=${`/activity?tab=logs&of=replica/${encodeURIComponent(one.name)}`} aria-label=${`Log of ${one.name}`}>log</a>`],
-    ["Reason", (one) => html`<${Text} text=${[one.message, ...one.fetches].filter(Boolean).join("; ")} />`, "wide"],
-  ];
-  return html`<${Table} caption="Replicas" columns=${columns} rows=${replicas} empty=${empty} />`;
-}
+const REPLICAS = [
+  ["Replica", (one) => html`<${ObjectLink} kind="Replica" name=${one.name} />`],
+  ["Model", (one) => html`<${ObjectLink} kind="ModelDeployment" name=${one.deployment} />`],
+  ["State", replicaState],
+  ["Macs", (one) => html`<${Names} kind="Node" names=${one.macs} />`],
+  ["Memory", (one) => bytes(one.memoryBytes), "number"],
+  ["Restarts", (one) => one.restarts, "number"],
+  ["Log", (one) => html`<a href=${logPath(`replica/${one.name}`)} aria-label=${`Log of ${one.name}`}>log</a>`],
+  ["Reason", (one) => html`<${Text} text=${[one.message, ...one.fetches].filter(Boolean).join("; ")} />`, "wide"],
+];

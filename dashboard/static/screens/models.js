@@ -2,17 +2,17 @@
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { age, bytes } from "../format.js";
-import { Badge, Command, Events, Filter, lazy, matching, ModelState, Names, ObjectLink, Problems, reasonColumn, Table, tryPath } from "../parts.js";
-import { Conditions, NotFound, Source } from "./object.js";
+import { Badge, Command, Details, Filter, lazy, matching, ModelState, Names, ObjectLink, Problems, problemsOf, reasonColumn, Table, tryPath } from "../parts.js";
+import { ObjectPage } from "./object.js";
 
 const Actions = lazy(() => import("../actions.js"), "Actions");
-const LogTail = lazy(() => import("../log_lines.js"), "LogTail");
-const ModelCharts = lazy(() => import("../subject_charts.js"), "ModelCharts");
-const Energy = lazy(() => import("../service_levels.js"), "Energy");
-const Objectives = lazy(() => import("../service_levels.js"), "Objectives");
-const RolloutTree = lazy(() => import("../rollout_tree.js"), "RolloutTree");
-const Usage = lazy(() => import("../usage.js"), "Usage");
-const VersionTraffic = lazy(() => import("../version_traffic.js"), "VersionTraffic");
+const LogTail = lazy(() => import("./logs.js"), "LogTail");
+const ModelCharts = lazy(() => import("../measured.js"), "ModelCharts");
+const Energy = lazy(() => import("../measured.js"), "Energy");
+const Objectives = lazy(() => import("../measured.js"), "Objectives");
+const RolloutTree = lazy(() => import("../rollout.js"), "RolloutTree");
+const Usage = lazy(() => import("../measured.js"), "Usage");
+const VersionTraffic = lazy(() => import("../rollout.js"), "VersionTraffic");
 const WhyPending = lazy(() => import("./why.js"), "WhyPending");
 
 export function Models({ store }) {
@@ -37,22 +37,16 @@ export function Models({ store }) {
   `;
 }
 
-export function Model({ store, name, query }) {
+export function Model({ store, name, row: model, query }) {
   const [isWhyOpen, setWhyOpen] = useState(query.has("why"));
-  const [isLogOpen, setLogOpen] = useState(false);
-  const model = store.row("models", name);
-  if (!model) return html`<${NotFound} what="model" name=${name} command="fleetctl get modeldeployments" />`;
-  const conditions = store.rows("conditions").filter((one) => one.kind === "ModelDeployment" && one.object === name);
-  const about = `ModelDeployment/${name}`;
-  const problems = store.rows("problems").filter((one) => `${one.kind}/${one.object}` === about || one.affected.includes(about));
+  const problems = problemsOf(store, name);
   const replicas = store.rows("replicas").filter((one) => one.deployment === name);
   const names = new Set(replicas.map((one) => one.name));
   const events = store.rows("events").filter(
     (one) => (one.kind === "ModelDeployment" && one.object === name) || (one.kind === "Replica" && names.has(one.object)),
   );
-  return html`
-    <p class="trail"><a href="/models">Models</a></p>
-    <h1>${name}</h1>
+  const commands = [`fleetctl explain placement ${name}`, `fleetctl rollout history ${name}`];
+  return html`<${ObjectPage} store=${store} kind="ModelDeployment" name=${name} trail=${html`<a href="/models">Models</a>`} events=${events} commands=${commands}>
     <p><${ModelState} model=${model} /><${RolloutState} model=${model} /></p>
     <p class="actions">
       ${!problems.some((one) => one.tone === "bad") && html`<a href=${`/chat?model=${encodeURIComponent(model.servedNames[0] ?? name)}`}>Chat with it</a>`}
@@ -77,18 +71,7 @@ export function Model({ store, name, query }) {
     ${!store.at && html`<${Objectives} name=${name} />`}
     ${!store.at && new Set(replicas.map((one) => one.template)).size > 1 && html`<${VersionTraffic} name=${name} servedNames=${model.servedNames} replicas=${replicas} />`}
     <${ModelCharts} name=${name} at=${store.at} />
-    ${!store.at && html`<details onToggle=${(event) => setLogOpen(event.target.open)}>
-      <summary>Log of a replica</summary>
-      ${isLogOpen && html`<${LogTail} replicas=${replicas} />`}
-    </details>`}
-    <h2>Conditions</h2>
-    <${Conditions} conditions=${conditions} />
-    <h2>Events</h2>
-    <${Events} events=${events} />
-    <${Source} kind="ModelDeployment" name=${name} />
-    <${Command} text=${`fleetctl explain placement ${name}`} />
-    <${Command} text=${`fleetctl rollout history ${name}`} />
-  `;
+    ${!store.at && html`<${Details} summary="Log of a replica"><${LogTail} replicas=${replicas} /><//>`}<//>`;
 }
 
 /** How far the newest revision is. */

@@ -1,12 +1,12 @@
 /** Requests at all gateways: those under way, those that ended with a waterfall of each, and the figures of the last hour. */
 
-import { html, useEffect, useReducer, useRef, useState } from "../vendor/htm-preact.js";
+import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { Chart } from "../charts.js";
 import { clock, count, short, span } from "../format.js";
 import { getJson, postJson } from "../fleet_store.js";
-import { Badge, Command, Figure, Names, ObjectLink, Table, Tabs, useRead } from "../parts.js";
+import { Badge, Command, Figure, Names, ObjectLink, Select, Table, Tabs, useRead, useRested, useTicks } from "../parts.js";
 import { note } from "../router.js";
-import { Waterfall } from "../waterfall.js";
+import { Prefill, Waterfall } from "../request_trace.js";
 import { brokenText } from "./overview.js";
 
 const AGE_MS = 1_000;
@@ -68,11 +68,7 @@ function Flow({ now, limit }) {
 function Live({ store }) {
   const waiting = store.row("traffic", "fleet")?.waitingByModel ?? {};
   const [problem, setProblem] = useState("");
-  const [, redraw] = useReducer((number) => number + 1, 0);
-  useEffect(() => {
-    const timer = setInterval(redraw, AGE_MS);
-    return () => clearInterval(timer);
-  }, []);
+  useTicks(AGE_MS);
   if (store.at) return html`<p class="quiet">Requests in flight are not recorded; ended requests are.</p>`;
   const running = store.rows("inFlight").map((one) => ({ ...one, seconds: Math.max(0, (Date.now() - Date.parse(one.since)) / 1000) })).sort((a, b) => b.seconds - a.seconds);
   const cancel = (one) =>
@@ -105,47 +101,21 @@ function runningColumns(cancel) {
   return columns;
 }
 
-/** How much of the prompt is read, while it is, and about how long the rest takes. */
-function Prefill({ request }) {
-  const { phase, promptTokens: all, prefilledTokens: done, seconds } = request;
-  if (phase !== "prefill" || !all || done === null || done === undefined) return null;
-  const percent = Math.round((100 * done) / all);
-  const left = done > 0 && done < all ? `, about ${span((1000 * seconds * (all - done)) / done)} left` : "";
-  return html`<progress max="100" value=${percent} aria-label=${`${percent} % of the prompt read`}></progress> <span class="quiet">${percent} % of ${all}${left}</span>`;
-}
-
-/** Requests that ended: the newest from the stream, or those that the server chooses; one of them is opened as a waterfall. */
+/** Requests that ended: the newest from the stream, or those that the server chooses, again every few seconds; one of them is opened as a waterfall. */
 function Ended({ store, query: address }) {
   const [wanted, setWanted] = useState({ model: "", node: "", key: "", status: "", slower: "" });
-  const [chosen, setChosen] = useState(null);
-  const [problem, setProblem] = useState("");
   const [opened, setOpened] = useState(address.get("request") ?? "");
   useEffect(() => note({ request: opened }), [opened]);
-  const moment = store.at ? { to: store.at } : {};
-  const query = new URLSearchParams(Object.entries({ ...wanted, ...moment }).filter(([, value]) => value)).toString();
-  const newest = store.rows("ended").sort((a, b) => endOf(b) - endOf(a));
-  const asked = useRef({ query: "", at: 0 });
-  // With a filter the server is asked again when a request has ended, and at most every few seconds.
-  useEffect(() => {
-    if (asked.current.query !== query) {
-      asked.current = { query, at: 0 };
-      setChosen(null);
-    }
-    if (!query) return undefined;
-    const read = () => {
-      asked.current.at = performance.now();
-      getJson(`/api/v1/requests?limit=${MOST_ENDED}&${query}`).then(
-        ({ requests }) => asked.current.query === query && (setChosen(requests.map((one) => ({ ...one, name: `${one.gateway}/${one.id}/${one.time}` }))), setProblem("")),
-        (error) => asked.current.query === query && setProblem(error.message),
-      );
-    };
-    const timer = setTimeout(read, Math.max(TYPING_MS, asked.current.at + ENDED_MS - performance.now()));
-    return () => clearTimeout(timer);
-  }, [query, query && newest[0]?.name]);
-  const rows = query ? chosen : newest;
+  const filters = Object.entries({ ...wanted, to: store.at }).filter(([, value]) => value);
+  const query = useRested(new URLSearchParams(filters).toString(), TYPING_MS);
+  const read = async () => query && (await getJson(`/api/v1/requests?limit=${MOST_ENDED}&${query}`)).requests;
+  const [chosen, problem] = useRead(read, [query], query && !store.at ? ENDED_MS : 0);
+  const rows = query
+    ? chosen && chosen.map((one) => ({ ...one, name: `${one.gateway}/${one.id}/${one.time}` }))
+    : store.rows("ended").sort((a, b) => endOf(b) - endOf(a));
   const field = (name, label, more = {}) => html`<label>${label}
     <input value=${wanted[name]} ...${more} onInput=${(event) => setWanted((now) => ({ ...now, [name]: event.target.value.trim() }))} /></label>`;
-  const row = rows?.find((one) => one.name === opened);
+  const row = rows && rows.find((one) => one.name === opened);
   const columns = [
     ["Ended", (one) => html`<button type="button" class="link" aria-expanded=${one.name === opened} onClick=${() => setOpened(one.name === opened ? "" : one.name)}>${clock(endOf(one))}</button>`],
     ["Model", (one) => html`<${Names} names=${[one.model]} />`],
@@ -160,14 +130,13 @@ function Ended({ store, query: address }) {
   return html`<section aria-label="Ended">
     <form class="row toolbar" role="search" onSubmit=${(event) => event.preventDefault()}>
       ${field("model", "Model", { "data-filter": true })}${field("node", "Mac")}${field("key", "Key")}
-      <label>Outcome <select value=${wanted.status} onChange=${(event) => setWanted((now) => ({ ...now, status: event.target.value }))}>
-        ${["", "success", "error", "cancelled"].map((one) => html`<option key=${one} value=${one}>${one || "any"}</option>`)}</select></label>
+      <${Select} label="Outcome" value=${wanted.status} choices=${[["", "any"], "success", "error", "cancelled"]} onChange=${(status) => setWanted((now) => ({ ...now, status }))} />
       ${field("slower", "Slower than, ms", { type: "number", min: 0 })}
     </form>
     ${problem && html`<p class="problem" role="status">${problem}</p>`}
     ${row && html`<${Waterfall} store=${store} request=${row} onClose=${() => setOpened("")} />`}
-    <div data-ended><${Table} caption="Requests that ended, the newest first" columns=${columns} rows=${rows ?? []}
-      empty=${rows === null ? "Loading…" : query ? "No request matches." : "No request has ended yet."} /></div>
+    <div data-ended><${Table} caption="Requests that ended, the newest first" columns=${columns} rows=${rows || []}
+      empty=${!rows ? "Loading…" : query ? "No request matches." : "No request has ended yet."} /></div>
   </section>`;
 }
 

@@ -1,9 +1,10 @@
 /** Run a model: the catalogue against the fleet's Macs, and a deployment that is previewed before it is written. */
 
-import { html, useEffect, useState } from "../vendor/htm-preact.js";
+import { html, useState } from "../vendor/htm-preact.js";
 import { bytes, count, number } from "../format.js";
 import { getJson, postJson } from "../fleet_store.js";
 import { Command, Diff, Filter, ManifestErrors, Names, ObjectLink, Table, useRead } from "../parts.js";
+import { usePreview } from "../placement.js";
 import { FleetPicture, pictureOfForecast } from "../picture.js";
 
 const FIRST_ROWS = 20;
@@ -117,26 +118,12 @@ spec:
 
 /** What the deployment of a repository would change, where it would run, and the button that writes it. */
 function Preview({ store, repo, row }) {
-  const [answer, setAnswer] = useState(null);
-  const [problem, setProblem] = useState("");
-  const [isBusy, setBusy] = useState(false);
   const manifests = manifestOf(repo);
   const name = nameOf(repo);
-  const check = () => postJson("/api/v1/whatif", { manifest: manifests }).then(setAnswer);
-  useEffect(() => {
-    check().catch((error) => setProblem(error.message));
-  }, []);
+  const { answer, problem, waiting, write } = usePreview(() => postJson("/api/v1/whatif", { manifest: manifests }), [], 0);
   const apply = async () => {
-    setBusy(true);
-    setProblem("");
-    try {
-      await postJson("/api/v1/apply", { manifests, plan: answer.plan, reason: "run from the catalogue" });
-      show(`/models/${encodeURIComponent(name)}`);
-    } catch (error) {
-      setProblem(error.message);
-      if (error.status === 409) await check().catch(() => {});
-      setBusy(false);
-    }
+    const isDone = await write(() => postJson("/api/v1/apply", { manifests, plan: answer.plan, reason: "run from the catalogue" }));
+    if (isDone) show(`/models/${encodeURIComponent(name)}`);
   };
   const variant = row?.variants.find((one) => one.repo === repo);
   const change = answer?.changes.find((one) => one.result !== "unchanged");
@@ -148,7 +135,7 @@ function Preview({ store, repo, row }) {
     ${answer && !answer.errors.length && html`
       <p class="sentence" data-plan>${change ? placeText(answer, name) : html`<span>It is deployed as <${ObjectLink} kind="ModelDeployment" name=${name} />.</span>`}</p>
       ${change && html`<p class="actions">${store.mayWrite("admin")
-        ? html`<button type="submit" disabled=${isBusy} onClick=${apply}>${isBusy ? "Writing…" : "Run it"}</button>`
+        ? html`<button type="submit" disabled=${waiting} onClick=${apply}>${waiting ? "Writing…" : "Run it"}</button>`
         : html`<span class="quiet">${readOnlyText(store)} The command does the same:</span>`}</p>`}
       <${Command} text=${`fleetctl run ${repo}`} />
       <h2>${change ? "The Macs then" : "The Macs"}</h2>

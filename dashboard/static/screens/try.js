@@ -4,9 +4,9 @@ import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { getJson, postJson } from "../fleet_store.js";
 import { number } from "../format.js";
 import { fieldOf, withField } from "../manifest_text.js";
-import { Announced, Badge, Command, Diff, ManifestErrors, ObjectLink } from "../parts.js";
+import { Announced, Badge, Command, Diff, ManifestErrors, ObjectLink, Segments, Select } from "../parts.js";
 import { FleetPicture, pictureOfForecast } from "../picture.js";
-import { PlacementSteps } from "../placement_steps.js";
+import { PlacementSteps, usePreview } from "../placement.js";
 
 const WAIT_MS = 300;
 const MOST_SHOWN = 60;
@@ -44,7 +44,10 @@ export function Try({ store, query }) {
   const [reason, setReason] = useState("");
   const [isLoaded, setLoaded] = useState(false);
   const editor = useRef(null);
-  const [answer, failure, ask] = useForecast({ manifest: text, lose: lost, add: added.count ? [{ name: "new", ...added }] : [] }, isLoaded);
+  const question = { manifest: text, lose: lost, add: added.count ? [{ name: "new", ...added }] : [] };
+  const isAsked = isLoaded && (text.trim() || lost.length || added.count);
+  const forecast = () => (isAsked ? postJson("/api/v1/whatif", question) : null);
+  const { answer, problem: failure, ask, write } = usePreview(forecast, [JSON.stringify(question), isLoaded], WAIT_MS);
   const note = useAddress({ subject, fields, lost, added, text, isFree: text !== withFields(base, fields) }, isLoaded);
 
   useEffect(() => {
@@ -81,14 +84,10 @@ export function Try({ store, query }) {
     edit(withField(text, path, name === "kvBits" && value === FULL_BITS ? null : value));
   };
   const apply = async () => {
-    setProblem("");
-    try {
-      setDone(await postJson("/api/v1/apply", { manifests: text, plan: answer.plan, reason }));
-      await ask();
-    } catch (error) {
-      setProblem(error.message);
-      if (error.status === 409) await ask();
-    }
+    const outcome = await write(() => postJson("/api/v1/apply", { manifests: text, plan: answer.plan, reason }));
+    if (!outcome) return;
+    setDone(outcome);
+    await ask();
   };
   return html`
     <h1>Try a change</h1>
@@ -129,12 +128,8 @@ function commandOf({ name }, fields, isOnlyFields) {
 
 function Subjects({ models, subject, onChoose }) {
   const names = [...new Set([...models.map((model) => model.name), ...(subject.kind === "ModelDeployment" ? [subject.name] : [])])];
-  const other = subject.name && subject.kind !== "ModelDeployment";
-  return html`<label>Start from <select value=${subject.name} onChange=${(event) => onChoose(event.target.value)}>
-    ${other && html`<option value=${subject.name}>${subject.kind} ${subject.name}</option>`}
-    <option value="">a new model</option>
-    ${names.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
-  </select></label>`;
+  const other = subject.name && subject.kind !== "ModelDeployment" ? [[subject.name, `${subject.kind} ${subject.name}`]] : [];
+  return html`<${Select} label="Start from" value=${subject.name} choices=${[...other, ["", "a new model"], ...names]} onChange=${onChoose} />`;
 }
 
 /** Sliders of the numbers that decide the memory, in steps that double where memory grows with their product. */
@@ -175,7 +170,6 @@ function Macs({ macs, lost, onLost, added, onAdded }) {
 function Outcome({ store, answer, children }) {
   const [isBefore, setBefore] = useState(false);
   const changes = answer.changes.filter((change) => change.diff || change.keptByOthers.length);
-  const choose = (title, value) => html`<button type="button" class="small" aria-pressed=${isBefore === value} onClick=${() => setBefore(value)}>${title}</button>`;
   return html`
     <p class="sentence" data-plan>${answer.sentence}</p>
     <${Announced} text=${answer.sentence} />
@@ -187,7 +181,7 @@ function Outcome({ store, answer, children }) {
     </div>`)}
     <h3>What the planner would do</h3>
     <${PlacementSteps} steps=${answer.steps} />
-    ${answer.steps.length > 0 && html`<div class="section-head"><h3>The Macs</h3><div class="segments" role="group" aria-label="Moment">${choose("before", true)}${choose("after", false)}</div></div>
+    ${answer.steps.length > 0 && html`<div class="section-head"><h3>The Macs</h3><${Segments} label="Moment" value=${isBefore} choices=${[[true, "before"], [false, "after"]]} onChange=${setBefore} /></div>
       <${FleetPicture} store=${store} picture=${pictureOfForecast(isBefore ? withoutChanges(answer) : answer, store)} title="Try a change" />`}
   `;
 }
@@ -237,29 +231,6 @@ function select(area, { line, column }) {
   const at = before.reduce((sum, text) => sum + text.length + 1, 0) + Math.max(0, column - 1);
   area.focus();
   area.setSelectionRange(at, at);
-}
-
-/** Ask the planner after each change of the question, once it rests; returns the answer, why there is none, and how to ask again. */
-function useForecast(question, isLoaded) {
-  const [answer, setAnswer] = useState(null);
-  const [problem, setProblem] = useState("");
-  const last = useRef(0);
-  const ask = async () => {
-    const mine = ++last.current;
-    const isAsked = question.manifest.trim() || question.lose.length || question.add.length;
-    try {
-      const found = isAsked ? await postJson("/api/v1/whatif", question) : null;
-      if (mine === last.current) setAnswer(found), setProblem("");
-    } catch (error) {
-      if (mine === last.current) setAnswer(null), setProblem(error.message);
-    }
-  };
-  useEffect(() => {
-    if (!isLoaded) return undefined;
-    const timer = setTimeout(ask, WAIT_MS);
-    return () => clearTimeout(timer);
-  }, [JSON.stringify(question), isLoaded]);
-  return [answer, problem, ask];
 }
 
 /** Keep the change in the address, so that a link and a reload lead to it; returns what does not fit there. */

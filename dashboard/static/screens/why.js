@@ -3,7 +3,7 @@
 import { html } from "../vendor/htm-preact.js";
 import { bytes } from "../format.js";
 import { getJson } from "../fleet_store.js";
-import { Legend, partsOf, proofText, StackedBar } from "../memory_bars.js";
+import { Legend, partsOf, proofText, StackedBar } from "../placement.js";
 import { Badge, Command, ObjectLink, Table, Text, useRead } from "../parts.js";
 
 // Reasons whose amounts are not bytes, as fleetctl prints them.

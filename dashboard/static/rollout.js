@@ -1,15 +1,15 @@
-/** A model as a tree: its revisions, their replicas, and the Macs of these; and how two revisions differ. */
+/** A model as a tree of its revisions, their replicas and the Macs of these; and how its versions share the requests. */
 
-import { html, useState } from "./vendor/htm-preact.js";
+import { html } from "./vendor/htm-preact.js";
 import { getJson } from "./fleet_store.js";
-import { age, bytes, count } from "./format.js";
+import { age, bytes, count, span } from "./format.js";
 import { Comparison } from "./object_history.js";
-import { Badge, Diff, MacState, ObjectLink, useRead } from "./parts.js";
+import { Badge, Details, Diff, logPath, MacState, ObjectLink, Table, useRead } from "./parts.js";
+import { replicaState } from "./screens/object.js";
 
 /** The revisions are read again when the one that the fleet runs moves. */
 export function RolloutTree({ store, model, replicas }) {
   const { name, revision } = model;
-  const [isCompared, setCompared] = useState(false);
   // Null until it is read, and in the past: the record is that of now.
   const read = async () => (store.at ? null : getJson(`/api/v1/revisions/${encodeURIComponent(name)}`));
   const [recorded, problem] = useRead(read, [name, revision, model.updated, model.ready, model.isPaused, store.at]);
@@ -24,10 +24,9 @@ export function RolloutTree({ store, model, replicas }) {
     ${recorded?.progress && html`<p>${recorded.progress}</p>`}
     <ul class="tree" aria-label=${`Revisions of ${name} with their replicas`}>${live.map(draw)}</ul>
     ${!live.length && html`<p class="quiet">No replica is placed.</p>`}
-    ${earlier.length > 0 && html`<details><summary>${count(earlier.length, "earlier revision")}</summary><ul class="tree">${earlier.map(draw)}</ul></details>`}
-    ${revisions.length > 1 && html`<details onToggle=${(event) => setCompared(event.target.open)}><summary>Compare two revisions</summary>
-      ${isCompared && html`<${Comparison} key=${revisions[0].name} choices=${revisions.map((one) => [one.name, `revision ${one.revision}`])} first=${revisions.at(-1).name} last=${revisions[0].name}
-        read=${(from, to) => getJson(`/api/v1/revisions/${encodeURIComponent(name)}/diff?${new URLSearchParams({ from, to })}`)} />`}</details>`}
+    ${earlier.length > 0 && html`<${Details} summary=${count(earlier.length, "earlier revision")}><ul class="tree">${earlier.map(draw)}</ul><//>`}
+    ${revisions.length > 1 && html`<${Details} summary="Compare two revisions"><${Comparison} key=${revisions[0].name} choices=${revisions.map((one) => [one.name, `revision ${one.revision}`])} first=${revisions.at(-1).name} last=${revisions[0].name}
+        read=${(from, to) => getJson(`/api/v1/revisions/${encodeURIComponent(name)}/diff?${new URLSearchParams({ from, to })}`)} /><//>`}
   </section>`;
 }
 
@@ -49,7 +48,7 @@ function Branch({ store, name, branch, isRecorded, missing }) {
       ${isCurrent && html`${" "}<${Badge} tone="good">wanted<//>`}${isRecorded && !isCurrent && replicas.length > 0 && html`${" "}<${Badge} tone="warning">leaves<//>`}
       ${replicas.length > 0 && html`${" "}${ready} of ${count(replicas.length, "replica")} ready`}
       <span class="quiet">${created ? ` ${age(created)} old` : ""}${cause ? `: ${cause}` : ""}</span></p>
-    ${diff && html`<details><summary>Difference from the one before</summary><${Diff} text=${diff} /></details>`}
+    ${diff && html`<${Details} summary="Difference from the one before"><${Diff} text=${diff} /><//>`}
     ${revision && !isCurrent && store.mayWrite("operator") && html`<p class="actions"><a href=${`/models/${encodeURIComponent(name)}?do=undo&revision=${revision}`}>Return to revision ${revision}</a></p>`}
     <ul>
       ${replicas.map((replica) => html`<${ReplicaBranch} key=${replica.name} store=${store} replica=${replica} />`)}
@@ -62,10 +61,59 @@ function ReplicaBranch({ store, replica }) {
   const why = [replica.message, ...replica.fetches].filter(Boolean).join("; ");
   return html`<li data-replica=${replica.name}>
     <p><${ObjectLink} kind="Replica" name=${replica.name} />
-      ${" "}<${Badge} tone=${replica.isReady ? "good" : "warning"}>${replica.isReady ? "ready" : replica.reason || "pending"}<//>
+      ${" "}<${Badge} tone=${replica.isReady ? "good" : "warning"}>${replicaState(replica)}<//>
       <span class="quiet"> ${bytes(replica.memoryBytes)}${replica.restarts ? `, ${count(replica.restarts, "restart")}` : ""}</span>
-      ${" "}<a href=${`/activity?tab=logs&of=replica/${encodeURIComponent(replica.name)}`} aria-label=${`Log of ${replica.name}`}>log</a>
+      ${" "}<a href=${logPath(`replica/${replica.name}`)} aria-label=${`Log of ${replica.name}`}>log</a>
       ${!replica.isReady && why && html`<span class="quiet"> ${why}</span>`}</p>
     <ul>${replica.macs.map((mac) => html`<li key=${mac}><${ObjectLink} kind="Node" name=${mac} /> ${store.row("macs", mac) && html`<${MacState} mac=${store.row("macs", mac)} />`}</li>`)}</ul>
   </li>`;
 }
+
+const READ_MS = 5_000;
+const MOST_NAMES = 8;
+const MOST_REQUESTS = 200;
+
+export function VersionTraffic({ name, servedNames, replicas }) {
+  const read = () => Promise.all([
+    getJson(`/api/v1/revisions/${encodeURIComponent(name)}`),
+    ...servedNames.slice(0, MOST_NAMES).map((one) => getJson(`/api/v1/requests?${new URLSearchParams({ from: "10m", limit: MOST_REQUESTS, model: one })}`)),
+  ]);
+  const [found, problem] = useRead(read, [], READ_MS);
+  if (!found) return problem ? html`<p class="quiet" role="status">${problem}</p>` : null;
+  const [{ revisions }, ...answers] = found;
+  const requests = answers.flatMap((one) => one.requests).filter((one) => one.deployment === name);
+  const rows = versionsOf(replicas, requests).map((one) => ({ ...one, name: one.template, title: titleOf(one.template, revisions) }));
+  const of = rows.reduce((sum, one) => sum + one.requests.length, 0);
+  const columns = [
+    ["Version", (one) => one.title],
+    ["Replicas", (one) => `${one.ready} of ${one.replicas} ready`, "number"],
+    ["Requests", (one) => (of ? `${one.requests.length} (${Math.round((100 * one.requests.length) / of)} %)` : "0"), "number"],
+    ["Failed", (one) => one.requests.filter((request) => request.status === "error").length, "number"],
+    ["First token", (one) => span(mean(one.requests.map((request) => request.firstTokenMs).filter((ms) => ms !== null))), "number"],
+  ];
+  return html`<section aria-labelledby="versions" data-versions><h2 id="versions">Traffic by version</h2>
+    <${Table} caption="Traffic by version" columns=${columns} rows=${rows} empty="" />
+    <p class="quiet">The last ${MOST_REQUESTS} requests for each name it is served as, within ten minutes, by replicas that are there.</p>
+  </section>`;
+}
+
+/** A replica's name may have been that of another version: requests of before its creation are not its own. */
+function versionsOf(replicas, requests) {
+  const found = new Map();
+  for (const one of replicas) {
+    const version = found.get(one.template) ?? { template: one.template, replicas: 0, ready: 0, requests: [] };
+    const since = one.created ? Date.parse(one.created) : 0;
+    version.replicas += 1;
+    version.ready += one.isReady ? 1 : 0;
+    version.requests.push(...requests.filter((request) => request.replica === one.name && Date.parse(request.time) >= since));
+    found.set(one.template, version);
+  }
+  return [...found.values()];
+}
+
+function titleOf(template, revisions) {
+  const known = revisions.find((one) => one.template === template);
+  return known ? `revision ${known.revision}${known.isCurrent ? ", the newest" : ""}` : template;
+}
+
+const mean = (values) => (values.length ? values.reduce((sum, one) => sum + one, 0) / values.length : null);

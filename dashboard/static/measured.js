@@ -1,0 +1,161 @@
+/** What is measured of a Mac or a model: its charts, its objectives, its energy, and its usage as `fleetctl top` shows it. */
+
+import { html, useState } from "./vendor/htm-preact.js";
+import { Chart } from "./charts.js";
+import { getJson } from "./fleet_store.js";
+import { bytes, number, short, span } from "./format.js";
+import { Badge, Command, Details, ObjectLink, Segments, Table, Text, useRead } from "./parts.js";
+
+const RANGES = ["1h", "6h", "24h"];
+const READ_MS = 15_000;
+const percent = (value) => `${Math.round(100 * value)} %`;
+const rate = (value) => `${bytes(value)}/s`;
+const plain = (unit) => (value) => `${value >= 10 ? Math.round(value) : Number(value.toFixed(1))}${unit}`;
+const whole = plain("");
+/** Distances between the marks of an axis: sizes have powers of two, counts no halves. */
+const STEPS = new Map([
+  ...[bytes, rate].map((format) => [format, Array.from({ length: 50 }, (_, power) => 2 ** power)]),
+  [whole, [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000]],
+]);
+/** Title, format, fixed top, and the lines: metric, title and colour. */
+const OF_MAC = [
+  ["Load", percent, 1, [["gpu_ratio", "GPU", "weights"], ["cpu_ratio", "CPU", "kv"]]],
+  ["Memory", bytes, undefined, [["memory_used_bytes", "used", "weights"], ["swap_used_bytes", "swap", "adapter"]]],
+  ["Temperature", plain(" °C"), undefined, [["gpu_celsius", "GPU", "weights"], ["cpu_celsius", "CPU", "kv"]]],
+  ["Power", plain(" W"), undefined, [["power_watts", "Power", "prefill"]]],
+  ["Output", plain(" tok/s"), undefined, [["output_tokens_per_second", "Output", "weights"]]],
+  ["Requests", plain("/s"), undefined, [["requests_per_second", "Requests", "kv"]]],
+  ["Network", rate, undefined, [["network_received_bytes_per_second", "in", "weights"], ["network_sent_bytes_per_second", "out", "kv"]]],
+  ["Disk", rate, undefined, [["disk_read_bytes_per_second", "read", "weights"], ["disk_written_bytes_per_second", "written", "kv"]]],
+];
+
+const OF_MODEL = [
+  ["Output", plain(" tok/s"), undefined, [["output_tokens_per_second", "out", "weights"], ["prompt_tokens_per_second", "in", "kv"]]],
+  ["Requests", plain("/s"), undefined, [["requests_per_second", "Requests", "kv"]]],
+  ["First token", span, undefined, [["first_token_p50", "p50", "weights"], ["first_token_p95", "p95", "prefill"]]],
+  ["Request duration", span, undefined, [["latency_p50", "p50", "weights"], ["latency_p95", "p95", "prefill"]]],
+  ["In flight", whole, undefined, [["active", "at engines", "weights"], ["waiting", "waiting", "prefill"]]],
+  ["Replicas", whole, undefined, [["desired", "wanted", "process"], ["ready", "ready", "weights"]]],
+];
+const MACMON = html`<a href="https://github.com/vladkens/macmon" rel="noreferrer" target="_blank">macmon</a> on the Mac measures temperature, power and the GPU.`;
+
+export const MacCharts = ({ name, at }) => html`<${SubjectCharts} subject=${`node/${name}`} charts=${OF_MAC} at=${at} hint=${MACMON} />`;
+export const ModelCharts = ({ name, at }) => html`<${SubjectCharts} subject=${`model/${name}`} charts=${OF_MODEL} at=${at} hint="" />`;
+
+function SubjectCharts({ subject, charts, at, hint }) {
+  const [range, setRange] = useState(RANGES[0]);
+  const read = () => {
+    const metrics = charts.flatMap(([, , , lines]) => lines.map(([metric]) => metric)).join(",");
+    const hours = Number.parseInt(range, 10);
+    const times = at ? `from=${new Date(Date.parse(at) - hours * 3_600_000).toISOString()}&to=${at}` : `from=${range}`;
+    return getJson(`/api/v1/series?subject=${encodeURIComponent(subject)}&metric=${metrics}&${times}`);
+  };
+  const [found, problem] = useRead(read, [subject, range, at], READ_MS);
+  const isMeasured = (lines) => lines.some(([metric]) => found.metrics[metric].mean.some((value) => value !== null));
+  const missing = found ? charts.filter(([, , , lines]) => !isMeasured(lines)).map(([title]) => title.toLowerCase()) : [];
+  const count = Object.values(found?.metrics ?? {})[0]?.mean.length ?? 0;
+  const begin = found ? Date.parse(found.from) / 1000 : 0;
+  const times = Array.from({ length: count }, (_, step) => begin + step * found.stepSeconds);
+  return html`<section aria-labelledby="figures">
+    <div class="section-head"><h2 id="figures">Metrics</h2>
+      <${Segments} label="Range" value=${range} choices=${RANGES} onChange=${setRange} />
+    </div>
+    ${problem && html`<p class="quiet">${problem}</p>`}
+    ${found && html`<div class="charts">${charts.filter(([, , , lines]) => isMeasured(lines)).map(([title, format, top, lines]) => html`<${Chart} steps=${STEPS.get(format)} key=${`${title} ${range}`} title=${title} times=${times} format=${format} top=${top} group=${subject}
+      lines=${lines.map(([metric, line, kind]) => ({ title: line, kind, values: found.metrics[metric].mean }))} />`)}</div>`}
+    ${found && missing.length > 0 && html`<p class="quiet">Not measured: ${missing.join(", ")}. ${hint}</p>`}
+  </section>`;
+}
+
+const SLOW_MS = 30_000;
+const TITLES = {
+  firstTokenP95Ms: ["Time to first token, p95", "ms"],
+  tokensPerSecond: ["Tokens/s of a request", "tokens/s"],
+  availabilityPercent: ["Availability", "%"],
+};
+const OBJECTIVES = [
+  ["Objective", (one) => TITLES[one.objective]?.[0] ?? one.objective],
+  ["Window", (one) => one.window],
+  ["Target", (one) => withUnit(one.target, one), "number"],
+  ["Measured", (one) => withUnit(one.measured, one), "number"],
+  ["Burn rate", burnRate, "number"],
+  ["Requests", (one) => number(one.requests), "number"],
+];
+
+/** The objectives of a deployment; nothing if it declares none. */
+export function Objectives({ name }) {
+  const [found] = useRead(() => getJson("/api/v1/objectives"), [], SLOW_MS);
+  const rows = (found?.objectives ?? []).filter((one) => one.deployment === name);
+  if (!rows.length) return null;
+  return html`<section aria-labelledby="objectives" data-objectives>
+    <h2 id="objectives">Objectives</h2>
+    <${Table} caption="Objectives" columns=${OBJECTIVES} rows=${rows.map((one) => ({ ...one, name: `${one.objective} ${one.window}` }))} empty="" />
+  </section>`;
+}
+
+/** Joules of a Mac or a model, for a request and for 1,000 tokens; the reason where the power is not known. */
+export function Energy({ subject }) {
+  const [found] = useRead(() => getJson(`/api/v1/energy?subject=${encodeURIComponent(subject)}&from=24h`), [], SLOW_MS);
+  const energy = found?.energy[0];
+  if (!energy) return html`<span class="quiet">-</span>`;
+  if (energy.joules === null) return html`<span class="quiet"><${Text} text=${energy.reason} /></span>`;
+  const parts = [
+    `${short(energy.joules / 3600)} Wh in 24 h`,
+    energy.joulesPerRequest !== null && `${short(energy.joulesPerRequest)} J per request`,
+    energy.joulesPer1000Tokens !== null && `${short(energy.joulesPer1000Tokens)} J per 1,000 tokens`,
+  ];
+  return html`<span data-energy>${parts.filter(Boolean).join(", ")}${energy.reason && html` <span class="quiet">${energy.reason}</span>`}</span>`;
+}
+
+function withUnit(value, { objective }) {
+  return value === null ? html`<span class="quiet">too few requests</span>` : `${short(value)} ${TITLES[objective]?.[1] ?? ""}`;
+}
+
+/** A burn rate of 1 uses exactly the error budget. */
+function burnRate({ burnRate: value }) {
+  if (value === null) return "-";
+  return html`<${Badge} tone=${value > 1 ? "bad" : "good"}>${short(value)}<//>`;
+}
+
+const USAGE_MS = 5_000;
+const COLUMNS = {
+  nodes: [
+    ["Node", (one) => html`<${ObjectLink} kind="Node" name=${one.name} />`],
+    ["Memory used", (one) => of(one, "usedBytes", bytes, "totalBytes"), "number"],
+    ["Models", (one) => of(one, "modelsBytes", bytes, "allocatableBytes"), "number"],
+    ["Engines", (one) => of(one, "engines", short), "number"],
+  ],
+  models: [
+    ["Model", (one) => html`<${ObjectLink} kind="ModelDeployment" name=${one.name} />`],
+    ["Ready", (one) => `${one.ready}/${one.wanted}`, "number"],
+    ["Memory", (one) => of(one, "memoryBytes", bytes), "number"],
+    ["Requests/s", (one) => of(one, "requestsPerSecond", short), "number"],
+    ["First token", (one) => of(one, "firstTokenS", (seconds) => span(1000 * seconds)), "number"],
+  ],
+};
+const SHARED = [
+  ["In flight", (one) => of(one, "inFlight", short), "number"],
+  ["Queue", (one) => of(one, "queue", short), "number"],
+  ["Tokens/s", (one) => of(one, "tokensPerSecond", short), "number"],
+];
+
+/** `what`: nodes or models. */
+export function Usage({ what }) {
+  return html`<${Details} summary="Current usage" data-usage><${Sampled} what=${what} /><//>`;
+}
+
+function Sampled({ what }) {
+  const [found, problem] = useRead(() => getJson(`/api/v1/top/${what}`), [], USAGE_MS);
+  if (!found) return html`<p class=${problem ? "problem" : "quiet"}>${problem || "Sampling…"}</p>`;
+  return html`<${Table} caption=${`Usage of ${what}`} columns=${[...COLUMNS[what], ...SHARED]} rows=${found.items} empty=${`There are no ${what}.`} />
+    ${problem && html`<p class="problem">${problem}</p>`}
+    ${found.reasons.map((reason) => html`<p class="quiet" key=${reason}>unknown values: ${reason}</p>`)}
+    <${Command} text=${`fleetctl top ${what}`} />`;
+}
+
+/** A value, `?` if no process reported it, and with a plus if some processes did not. */
+function of(row, name, format, total) {
+  if (row[name] === null) return "?";
+  const value = `${format(row[name])}${row.partial.includes(name) ? "+" : ""}`;
+  return total && row[total] !== null ? `${value} of ${format(row[total])}` : value;
+}
