@@ -57,7 +57,6 @@ const RIGHTS = {
   admin: "apply manifests, delete models, see all keys",
 };
 
-/** What the key of this session may do and may not, and who can change that. */
 export function Rights({ store }) {
   const { name, role } = store.me;
   const rights = (isHeld) => html`<ul>${Object.entries(RIGHTS).filter(([needed]) => store.may(needed) === isHeld).map(([needed, text]) => html`<li key=${needed}>${text}${!isHeld && html` <span class="quiet">(role ${needed})</span>`}</li>`)}</ul>`;
@@ -96,9 +95,7 @@ export function nextTheme() {
   setTheme(THEMES[(THEMES.indexOf(savedTheme()) + 1) % THEMES.length]);
 }
 
-export function savedTheme() {
-  return localStorage.getItem("theme") ?? "auto";
-}
+export const savedTheme = () => localStorage.getItem("theme") ?? "auto";
 
 export function setTheme(theme) {
   localStorage.setItem("theme", theme);

@@ -111,7 +111,6 @@ function ActionDialog({ store, verb, name, replicas, taints, before, at, onDone,
   </dialog>`;
 }
 
-/** For what a dialog waits, for how long, and whether the control plane is why. */
 function Waiting({ store, what }) {
   const seconds = useTicks(1_000, [what]);
   const silent = store.silentSeconds >= SLOW_S ? ` The control plane (etcd) has not answered for ${Math.round(store.silentSeconds)} s.` : "";

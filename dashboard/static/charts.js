@@ -2,6 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { clock } from "./format.js";
+import { useListener } from "./parts.js";
 
 const HEIGHT = 120;
 const DARK = matchMedia("(prefers-color-scheme: dark)");
@@ -17,19 +18,11 @@ export function Sparkline({ values, label }) {
   </svg>`;
 }
 
-/** Return an SVG path through the values, in a box of 100 x 30. */
 function linePath(values, top) {
-  let isDrawing = false;
   const steps = values.map((value, at) => {
-    if (value === null) {
-      isDrawing = false;
-      return "";
-    }
-    const command = isDrawing ? "L" : "M";
-    isDrawing = true;
-    const x = values.length > 1 ? (100 * at) / (values.length - 1) : 0;
-    const step = `${command}${x.toFixed(2)} ${(29 - (22 * value) / top).toFixed(2)}`;
-    return command === "M" ? `${step}h0.2` : step; // a single value is a dot
+    if (value === null) return "";
+    const place = `${((100 * at) / Math.max(1, values.length - 1)).toFixed(2)} ${(29 - (22 * value) / top).toFixed(2)}`;
+    return at && values[at - 1] !== null ? `L${place}` : `M${place}h0.2`; // a single value is a dot
   });
   return steps.join("");
 }
@@ -61,18 +54,16 @@ export function Chart({ title, times, lines, format, group = "", top, steps }) {
       },
       () => setProblem("The chart did not arrive. Load the page again."),
     );
-    const onTheme = () => plot.current?.redraw(false);
-    DARK.addEventListener("change", onTheme);
-    addEventListener("themechange", onTheme);
     return () => {
       isOver = true;
       observer?.disconnect();
-      DARK.removeEventListener("change", onTheme);
-      removeEventListener("themechange", onTheme);
       plot.current?.destroy();
       plot.current = null;
     };
   }, [shape, isEmpty]);
+  const redraw = () => plot.current?.redraw(false);
+  useListener("change", redraw, DARK);
+  useListener("themechange", redraw);
   useEffect(() => plot.current?.setData([times, ...shown.map((line) => line.values)]));
   const place = at ?? times.length - 1;
   const text = (line) => {
@@ -99,13 +90,12 @@ function loadStyle() {
 
 const colors = new Map();
 
-/** @returns {string} a colour of the style sheet as a canvas takes it: of a custom property, in the theme that is shown */
-export function colorOf(host, name) {
-  const key = `${document.documentElement.dataset.theme} ${DARK.matches} ${name}`;
+/** @returns {string} a custom property of the style sheet as canvases and files take it, in the scheme that is shown or in another */
+export function colorOf(name, scheme = "") {
+  const key = `${document.documentElement.dataset.theme} ${DARK.matches} ${scheme} ${name}`;
   if (!colors.has(key)) {
-    const probe = document.createElement("span");
-    probe.style.color = `var(${name})`;
-    host.append(probe);
+    const probe = document.body.appendChild(document.createElement("span"));
+    Object.assign(probe.style, { color: `var(--${name})`, colorScheme: scheme });
     colors.set(key, getComputedStyle(probe).color);
     probe.remove();
   }
@@ -114,8 +104,8 @@ export function colorOf(host, name) {
 
 /** Return uPlot's options. Colours are read when it draws, so that a change of theme needs no new chart. */
 function optionsOf(host, lines, { format, group, top, steps, setAt }) {
-  const color = (name) => () => colorOf(host, name);
-  const axis = { stroke: color("--quiet"), font: "11px system-ui", grid: { stroke: color("--line"), width: 1 }, ticks: { show: false } };
+  const color = (name) => () => colorOf(name);
+  const axis = { stroke: color("quiet"), font: "11px system-ui", grid: { stroke: color("line"), width: 1 }, ticks: { show: false } };
   return {
     width: Math.max(120, host.clientWidth),
     height: HEIGHT,
@@ -127,7 +117,7 @@ function optionsOf(host, lines, { format, group, top, steps, setAt }) {
       { ...axis, size: 24, space: 70, values: (_, marks) => marks.map(minuteOf) },
       { ...axis, size: 56, space: 34, ...(steps ? { incrs: steps } : {}), values: (_, marks) => marks.map(format) },
     ],
-    series: [{}, ...lines.map((line) => ({ label: line.title, stroke: color(`--${line.kind}`), width: 1.5, spanGaps: false, points: { show: false } }))],
+    series: [{}, ...lines.map((line) => ({ label: line.title, stroke: color(line.kind), width: 1.5, spanGaps: false, points: { show: false } }))],
     hooks: { setCursor: [(plot) => setAt(plot.cursor.idx ?? null)] },
   };
 }

@@ -63,7 +63,6 @@ export class FleetStore {
     return this.rows(view).filter((row) => row.kind === kind && row.object === name);
   }
 
-  /** @returns {Row | undefined} */
   row(view, name) {
     return this.views[view].get(name);
   }
@@ -92,12 +91,10 @@ export class FleetStore {
     this._id = state.id;
   }
 
-  /** Whether this session has a role, or a higher one. */
   may(role) {
     return ROLES.indexOf(this.me.role) >= ROLES.indexOf(role);
   }
 
-  /** Whether this session may change the fleet as this role. */
   mayWrite(role) {
     return this.me.canWrite && !this.at && this.may(role);
   }
@@ -130,7 +127,6 @@ export class FleetStore {
     }
   }
 
-  /** End the session, and show the login. */
   async logOut() {
     try {
       await postJson("/logout");
@@ -178,7 +174,6 @@ export class FleetStore {
     if (!this.may("viewer")) this._live(); // chat and the own key need no state of the fleet
   }
 
-  /** Read the state once. */
   async _read() {
     const query = this._query;
     const answer = await getJson(`/api/v1/snapshot?${query}`);
@@ -324,7 +319,6 @@ export class FleetStore {
     this._trim();
   }
 
-  /** Keep the newest events only. */
   _trim() {
     const events = this.views.events;
     if (events.size <= MAX_EVENTS) return;
@@ -350,20 +344,12 @@ export class FleetStore {
 const emptyViews = () => Object.fromEntries(VIEWS.map((view) => [view, new Map()]));
 const queryOf = (selections) => selections.map((one) => `view=${encodeURIComponent(one)}`).join("&");
 
-/** An answer that is not a success. */
-class RefusedError extends Error {
-  constructor(status, message) {
-    super(message);
-    this.status = status;
-  }
-}
-
-/** Return what `take` makes of an answer; throws RefusedError with the server's own message, or an error that says what broke. */
+/** Return what `take` makes of an answer; throws the server's own message with its `status`, or an error that says what broke. */
 export async function ask(path, init, take) {
   try {
     const answer = await fetch(path, { credentials: "same-origin", signal: AbortSignal.timeout(ANSWER_MS), ...init });
     if (answer.ok) return await take(answer);
-    throw new RefusedError(answer.status, await refusalText(answer));
+    throw Object.assign(new Error(await refusalText(answer)), { status: answer.status });
   } catch (error) {
     if (error.name === "TimeoutError") throw new Error(`the dashboard has not answered for ${ANSWER_MS / 1000} s`);
     if (error instanceof TypeError) throw new Error("the dashboard does not answer");
@@ -396,7 +382,6 @@ export async function* linesOf(answer) {
 /** Headers of every change: a page of another origin cannot send the second. */
 export const CHANGE_HEADERS = { "content-type": "application/json", "x-fleet-csrf": "1" };
 
-/** Return the message of a refusal. */
 async function refusalText(answer) {
   const text = await answer.text();
   return parsed(text)?.error?.message ?? (text.slice(0, 300) || `status ${answer.status}`);

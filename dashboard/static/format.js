@@ -25,9 +25,7 @@ export function age(moment, nowMs = Date.now()) {
 }
 
 /** @returns {string} a moment in the viewer's time zone */
-export function clock(time) {
-  return time ? new Date(time).toLocaleTimeString("en-GB") : "";
-}
+export const clock = (time) => (time ? new Date(time).toLocaleTimeString("en-GB") : "");
 
 /** @returns {string} a moment as a day and a time in the viewer's time zone, such as "Sat 07:02:49" */
 export function moment(time) {
@@ -36,14 +34,10 @@ export function moment(time) {
 }
 
 /** @returns {string} "1 Mac", "2 Macs" */
-export function count(number, noun) {
-  return `${number} ${noun}${number === 1 ? "" : "s"}`;
-}
+export const count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
 
 /** @returns {string} a number with its thousands apart */
-export function number(value) {
-  return value === null || value === undefined ? "-" : Math.round(value).toLocaleString("en");
-}
+export const number = (value) => (value === null || value === undefined ? "-" : Math.round(value).toLocaleString("en"));
 
 /** @returns {string} a rate or a time with three digits at most; "-" for null */
 export function short(value) {
@@ -73,6 +67,4 @@ export function figureText(found) {
 }
 
 /** @returns {string} a taint as fleetctl takes it */
-export function taintText({ key, value, effect }) {
-  return `${key}${value ? `=${value}` : ""}:${effect}`;
-}
+export const taintText = ({ key, value, effect }) => `${key}${value ? `=${value}` : ""}:${effect}`;

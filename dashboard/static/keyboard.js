@@ -3,7 +3,6 @@
 const SWITCH = "single-keys";
 const KINDS = { macs: "Node", models: "ModelDeployment", groups: "ShardGroup", replicas: "Replica" };
 const LOGS = { macs: "node", replicas: "replica" };
-/** Keys and what they do, for the help. */
 export const KEYS = [
   [": Ctrl-K", "Command line: any screen, object or action"],
   ["/", "Filter the list"],
@@ -21,9 +20,7 @@ export const KEYS = [
 ];
 
 /** Whether keys without a modifier do anything; people who dictate switch them off. */
-export function hasSingleKeys() {
-  return localStorage.getItem(SWITCH) !== "off";
-}
+export const hasSingleKeys = () => localStorage.getItem(SWITCH) !== "off";
 
 export function setSingleKeys(isOn) {
   localStorage.setItem(SWITCH, isOn ? "on" : "off");
@@ -86,7 +83,6 @@ function focusOn(selector) {
   return Boolean(found);
 }
 
-/** Focus the link of the next row of the list, or of the one before. */
 function focusRow(step) {
   const rows = [...document.querySelectorAll("main tbody tr, main .chips > li, main .problems > li")].filter((row) => row.querySelector("a, button"));
   if (!rows.length) return false;

@@ -13,17 +13,17 @@ import { Model, Models } from "./screens/models.js";
 import { Replica } from "./screens/object.js";
 import { Overview, overviewTitle } from "./screens/overview.js";
 
-/** Screens by the first part of their path: the component, and the role that they need. */
+/** Screens by the first part of their path: the component, the role that it needs, its title, and its key after `g`. The first six are the places. */
 const SCREENS = {
-  "": [Overview, "viewer"],
-  models: [Models, "viewer"],
-  macs: [Macs, "viewer"],
-  requests: [lazy(() => import("./screens/requests.js"), "Requests"), "viewer"],
-  chat: [lazy(() => import("./screens/chat.js"), "Chat"), "user"],
-  activity: [Activity, "viewer"],
-  settings: [lazy(() => import("./screens/settings.js"), "Settings"), "user"],
-  try: [lazy(() => import("./screens/try.js"), "Try"), "viewer"],
-  run: [lazy(() => import("./screens/run.js"), "RunModel"), "viewer"],
+  "": [Overview, "viewer", "Overview", "o"],
+  models: [Models, "viewer", "Models", "d"],
+  macs: [Macs, "viewer", "Macs", "m"],
+  requests: [lazy(() => import("./screens/requests.js"), "Requests"), "viewer", "Requests", "q"],
+  chat: [lazy(() => import("./screens/chat.js"), "Chat"), "user", "Chat", "c"],
+  activity: [Activity, "viewer", "Activity", "e"],
+  run: [lazy(() => import("./screens/run.js"), "RunModel"), "viewer", "Run a model", "u"],
+  try: [lazy(() => import("./screens/try.js"), "Try"), "viewer", "Try a change", "a"],
+  settings: [lazy(() => import("./screens/settings.js"), "Settings"), "user", "Keys", "k"],
 };
 /** Pages of one object: the component, the view of its row, what it is, and the kind as fleetctl takes it. */
 const DETAILS = {
@@ -35,15 +35,8 @@ const DETAILS = {
 };
 const CommandLine = lazy(() => import("./command_line.js"), "CommandLine");
 const TimeBar = lazy(() => import("./time_bar.js"), "TimeBar");
-/** The places: path, title, key after `g`, and the role that each needs. */
-const PLACES = [
-  ["/", "Overview", "o", "viewer"],
-  ["/models", "Models", "d", "viewer"],
-  ["/macs", "Macs", "m", "viewer"],
-  ["/requests", "Requests", "q", "viewer"],
-  ["/chat", "Chat", "c", "user"],
-  ["/activity", "Activity", "e", "viewer"],
-];
+const ADDRESSES = Object.entries(SCREENS).map(([path, [, role, title, key]]) => [`/${path}`, title, key, role]);
+const PLACES = ADDRESSES.slice(0, 6);
 /** What else has an address: tabs of places, the settings, and the editor. */
 const FURTHER = [
   ["/macs?tab=picture", "Picture of the Macs", "p", "viewer"],
@@ -52,14 +45,11 @@ const FURTHER = [
   ["/activity?tab=changes", "Changes", "h", "viewer"],
   ["/activity?tab=git", "Git", "i", "viewer"],
   ["/activity?tab=logs", "Logs", "l", "operator"],
-  ["/run", "Run a model", "u", "viewer"],
-  ["/try", "Try a change", "a", "viewer"],
-  ["/settings", "Keys", "k", "user"],
+  ...ADDRESSES.slice(6),
   ["/settings?tab=fleet", "Versions and processes", "v", "viewer"],
 ];
 const OLD_MS = 5_000; // the server sends something every 2 s
 const SILENT_S = 2;
-/** Whether the page came over the network without encryption. */
 const IS_OPEN_TEXT = location.protocol === "http:" && !/^(localhost|127\.\d+\.\d+\.\d+|\[::1\])$/.test(location.hostname);
 
 const store = new FleetStore();
@@ -87,9 +77,7 @@ function App() {
   });
   document.title = overviewTitle(store);
   if (store.state === "login") return html`<${Login} store=${store} />`;
-  const allowed = ([, , , role]) => store.may(role);
-  const places = PLACES.filter(allowed);
-  const further = FURTHER.filter(allowed);
+  const [places, further] = [PLACES, FURTHER].map((addresses) => addresses.filter(([, , , role]) => store.may(role)));
   const isInSettings = isWithin("/settings");
   const commands = {
     "Look at an earlier time": actions["["],
@@ -144,7 +132,6 @@ function Screen() {
   return html`<${Guard} key=${`${location.pathname} ${shown.tab} ${visit}`}><${Shown} store=${store} name=${name} row=${row} query=${query} tab=${shown.tab} /><//>`;
 }
 
-/** What a key may not see, and what it may. */
 function NoRight({ role }) {
   return html`<h1>Your key may not see this</h1>
     <p>The key <b>${store.me.name}</b> has the role ${store.me.role}; this page needs the role ${role}. Log in with another key, or go to <a href="/chat">Chat</a>.</p>
@@ -163,12 +150,8 @@ function Guard({ children }) {
   </div>`;
 }
 
-/** Whether figures are older than they look. */
-function isOld() {
-  return !store.at && store.may("viewer") && store.heardAt > 0 && performance.now() - store.heardAt >= OLD_MS;
-}
+const isOld = () => !store.at && store.may("viewer") && store.heardAt > 0 && performance.now() - store.heardAt >= OLD_MS;
 
-/** Whether what is shown is live, and how old it is if not. */
 function Connection() {
   if (store.at) return html`<span class="status past" role="status" data-state="past">as it was ${moment(store.at)}</span>`;
   const ageMs = store.heardAt ? performance.now() - store.heardAt : 0;
@@ -214,9 +197,7 @@ function Help({ onClose }) {
   </dialog>`;
 }
 
-function isWithin(path) {
-  return path === "/" ? location.pathname === "/" : location.pathname.startsWith(path);
-}
+const isWithin = (path) => (path === "/" ? location.pathname === "/" : location.pathname.startsWith(path));
 
 /** Show another address; the moment that is shown stays. */
 function go(path, redraw) {
@@ -229,7 +210,6 @@ function go(path, redraw) {
   document.getElementById("main")?.focus({ preventScroll: true });
 }
 
-/** Follow a link to a screen without loading the page again. */
 function followLink(event, goTo) {
   const link = event.target.closest?.("a[href^='/']");
   const isPlain = event.button === 0 && !event.metaKey && !event.ctrlKey && !event.shiftKey && !event.altKey;

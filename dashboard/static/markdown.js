@@ -10,10 +10,27 @@ const MOST_DEPTH = 20;
 const WEB = /^https?:\/\//i;
 const HEADINGS = ["h3", "h4", "h5", "h6", "h6", "h6"]; // a heading of an answer is below those of the page
 
+/** Tokens that are an element around their inner ones. */
+const ELEMENTS = { paragraph: "p", blockquote: "blockquote", strong: "strong", em: "em", del: "del" };
+/** All other tokens, as functions of the token, its depth and its inner nodes. Of what is in neither the source is shown: raw HTML, too. */
+const OTHERS = {
+  space: () => null,
+  def: () => null,
+  text: (token, depth, inner) => inner,
+  escape: (token, depth, inner) => inner,
+  heading: (token, depth, inner) => html`<${HEADINGS[token.depth - 1] ?? "h6"}>${inner}<//>`,
+  code: (token) => html`<pre tabindex="0"><code>${token.text}</code></pre>`,
+  codespan: (token) => html`<code>${token.text}</code>`,
+  br: () => html`<br />`,
+  hr: () => html`<hr />`,
+  link: (token, depth, inner) => link(token, inner),
+  image: (token) => link(token, token.text || token.href), // no picture of another origin is loaded
+  list,
+  table,
+};
+
 /** A text in Markdown; of a broken one the source. */
-export function Markdown({ text }) {
-  return html`<div class="markdown">${nodes(tokensOf(text), 0)}</div>`;
-}
+export const Markdown = ({ text }) => html`<div class="markdown">${nodes(tokensOf(text), 0)}</div>`;
 
 function tokensOf(text) {
   try {
@@ -23,51 +40,15 @@ function tokensOf(text) {
   }
 }
 
-function nodes(tokens, depth) {
-  return (tokens ?? []).map((token) => node(token, depth + 1));
-}
+const nodes = (tokens, depth) => (tokens ?? []).map((token) => node(token, depth + 1));
 
 function node(token, depth) {
-  if (depth > MOST_DEPTH) return token.raw ?? "";
-  const inner = () => (token.tokens ? nodes(token.tokens, depth) : decoded(token.text ?? token.raw ?? ""));
-  switch (token.type) {
-    case "space":
-    case "def":
-      return null;
-    case "paragraph":
-      return html`<p>${inner()}</p>`;
-    case "heading":
-      return html`<${HEADINGS[token.depth - 1] ?? "h6"}>${inner()}<//>`;
-    case "code":
-      return html`<pre tabindex="0"><code>${token.text}</code></pre>`;
-    case "blockquote":
-      return html`<blockquote>${inner()}</blockquote>`;
-    case "list":
-      return list(token, depth);
-    case "table":
-      return table(token, depth);
-    case "hr":
-      return html`<hr />`;
-    case "strong":
-      return html`<strong>${inner()}</strong>`;
-    case "em":
-      return html`<em>${inner()}</em>`;
-    case "del":
-      return html`<del>${inner()}</del>`;
-    case "codespan":
-      return html`<code>${token.text}</code>`;
-    case "br":
-      return html`<br />`;
-    case "link":
-      return link(token, inner());
-    case "image":
-      return link(token, token.text || token.href); // no picture of another origin is loaded
-    case "text":
-    case "escape":
-      return inner();
-    default:
-      return token.raw ?? ""; // raw HTML, too
-  }
+  const source = token.raw ?? "";
+  if (depth > MOST_DEPTH) return source;
+  const [element, other] = [ELEMENTS[token.type], OTHERS[token.type]];
+  if (!element && !other) return source;
+  const inner = token.tokens ? nodes(token.tokens, depth) : decoded(token.text ?? source);
+  return element ? html`<${element}>${inner}<//>` : other(token, depth, inner);
 }
 
 function list(token, depth) {
@@ -90,6 +71,4 @@ function link(token, inner) {
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', "#39": "'" };
 
 /** Return a text without the few entities that marked writes itself. */
-function decoded(text) {
-  return text.replace(/&(amp|lt|gt|quot|#39);/g, (_, name) => ENTITIES[name]);
-}
+const decoded = (text) => text.replace(/&(amp|lt|gt|quot|#39);/g, (_, name) => ENTITIES[name]);

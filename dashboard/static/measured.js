@@ -82,7 +82,6 @@ const OBJECTIVES = [
   ["Requests", (one) => number(one.requests), "number"],
 ];
 
-/** The objectives of a deployment; nothing if it declares none. */
 export function Objectives({ name }) {
   const [found] = useRead(() => getJson("/api/v1/objectives"), [], SLOW_MS);
   const rows = (found?.objectives ?? []).filter((one) => one.deployment === name);
@@ -140,9 +139,7 @@ const SHARED = [
 ];
 
 /** `what`: nodes or models. */
-export function Usage({ what }) {
-  return html`<${Details} summary="Current usage" data-usage><${Sampled} what=${what} /><//>`;
-}
+export const Usage = ({ what }) => html`<${Details} summary="Current usage" data-usage><${Sampled} what=${what} /><//>`;
 
 function Sampled({ what }) {
   const [found, problem] = useRead(() => getJson(`/api/v1/top/${what}`), [], USAGE_MS);

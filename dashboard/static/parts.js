@@ -18,26 +18,16 @@ let announcedAt = Number.NEGATIVE_INFINITY; // of all regions of the page
 const KINDS = { Node: "node", ModelDeployment: "md", Replica: "replica", ShardGroup: "sg", ModelRoute: "route", GitSource: "gs" };
 
 /** Return the path of an object's page; "" if its kind has none. */
-export function pathOf(kind, name) {
-  return PAGES[kind] ? `/${PAGES[kind]}/${encodeURIComponent(name)}` : "";
-}
+export const pathOf = (kind, name) => (PAGES[kind] ? `/${PAGES[kind]}/${encodeURIComponent(name)}` : "");
 
-/** Return the path of a log, such as of replica/qwen-0. */
-export function logPath(source) {
-  return `/activity?tab=logs&of=${encodeURIComponent(source).replace("%2F", "/")}`;
-}
+export const logPath = (source) => `/activity?tab=logs&of=${encodeURIComponent(source).replace("%2F", "/")}`;
 
-/** Return the path of the editor with an object. */
-export function tryPath(kind, name) {
-  return `/try?${new URLSearchParams({ kind, name })}`;
-}
+/** The path of the editor with an object, and with other values of its numbers. */
+export const tryPath = (kind, name, numbers = {}) => `/try?${new URLSearchParams(Object.entries({ kind, name, ...numbers }).filter(([, value]) => value))}`;
 
 /** Return an object's name as fleetctl takes it, such as md/qwen. */
-export function reference(kind, name) {
-  return `${KINDS[kind] ?? kind.toLowerCase()}/${name}`;
-}
+export const reference = (kind, name) => `${KINDS[kind] ?? kind.toLowerCase()}/${name}`;
 
-/** Draw again whenever the store changes. */
 export function useStore(store) {
   const [, redraw] = useReducer((number) => number + 1, 0);
   // An effect would run a frame later, and miss what changes in between.
@@ -111,7 +101,6 @@ export function Table({ caption, columns, rows, empty }) {
   </table>`;
 }
 
-/** The column of reasons, if any row has one. */
 export const reasonColumn = (rows) => (rows.some((row) => row.reason) ? [["Reason", (row) => html`<${Text} text=${row.reason} />`, "wide"]] : []);
 
 const Titles = ({ columns }) => html`<thead><tr>${columns.map(([title, , kind]) => html`<th scope="col" key=${title} class=${kind ?? ""}>${title}</th>`)}</tr></thead>`;
@@ -169,7 +158,6 @@ function partsInSight(rows, heights, { top, bottom }, focused) {
   return parts;
 }
 
-/** Return the problems that a model has, or that affect it. */
 export function problemsOf(store, model) {
   const about = `ModelDeployment/${model}`;
   return store.rows("problems").filter((row) => `${row.kind}/${row.object}` === about || row.affected.includes(about));
@@ -206,9 +194,7 @@ export function Events({ events, empty = "Nothing happened within the last hour.
 }
 
 /** The command that shows or does the same, to copy. */
-export function Command({ text }) {
-  return html`<p class="command"><code>${text}</code> <${CopyButton} text=${text} /></p>`;
-}
+export const Command = ({ text }) => html`<p class="command"><code>${text}</code> <${CopyButton} text=${text} /></p>`;
 
 function CopyButton({ text }) {
   const [isCopied, setCopied] = useState(false);
@@ -253,7 +239,6 @@ export function copyText(text) {
   return navigator.clipboard ? navigator.clipboard.writeText(text).catch(byArea) : byArea();
 }
 
-/** Save a file on the reader's machine. */
 export function download(blob, name) {
   const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob), download: name });
   link.click();
@@ -277,13 +262,11 @@ export function Announced({ text }) {
   return html`<div class="hidden" role="status" data-announced>${said}</div>`;
 }
 
-/** A unified diff: what goes and what comes are marked by sign and by colour. */
 export function Diff({ text }) {
   const kind = (line) => (/^(---|\+\+\+|@@)/.test(line) ? "head" : line[0] === "+" ? "added" : line[0] === "-" ? "removed" : "");
   return html`<pre class="diff" tabindex="0">${text.split("\n").map((line, at) => html`<span key=${at} class=${kind(line)}>${line || " "}</span>`)}</pre>`;
 }
 
-/** Problems of a manifest, each with its line and its field. */
 export function ManifestErrors({ errors, onPick }) {
   return html`<div role="alert"><ul class="problems">
     ${errors.map(
@@ -331,7 +314,6 @@ export function Select({ label, value, choices, onChange }) {
     ${choices.map((choice) => [choice].flat()).map(([one, title = one]) => html`<option key=${one} value=${one}>${title}</option>`)}</select></label>`;
 }
 
-/** A choice of one that shows all. `choices`: values, or [value, title]. */
 export function Segments({ label, value, choices, onChange }) {
   return html`<span class="segments" role="group" aria-label=${label}>${choices.map((choice) => [choice].flat()).map(([one, title = one]) =>
     html`<button type="button" class="small" key=${title} aria-pressed=${one === value} onClick=${() => onChange(one)}>${title}</button>`)}</span>`;
@@ -405,7 +387,6 @@ export function useTicks(ms, keys = []) {
   return ticks;
 }
 
-/** A figure with its title, its unit, and a line of the last hour if there is one. */
 export function Figure({ title, value, unit, note, href, children }) {
   const body = html`<span class="title">${title}</span>
     <span class="value"><strong>${value}</strong> <span class="unit">${unit}</span></span>

@@ -1,9 +1,10 @@
 /** The picture of a fleet: Macs as blocks of memory, replicas as fills, groups with their cables, and what flows now. */
 
-import { html, render, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/htm-preact.js";
+import { html, render, useLayoutEffect, useMemo, useRef, useState } from "./vendor/htm-preact.js";
+import { colorOf } from "./charts.js";
 import { bytes, count } from "./format.js";
 import { getJson } from "./fleet_store.js";
-import { Details, download, MacState, Names, ObjectLink, Table } from "./parts.js";
+import { Details, download, MacState, Names, ObjectLink, Table, useRead } from "./parts.js";
 import { fitText, freeBytes, layoutPicture, neighbour, textWidth, withoutNames } from "./picture_layout.js";
 
 const HUES = 8;
@@ -12,12 +13,13 @@ const MOST_LEGEND = 16;
 const MOST_DOTS = 12;
 const GATEWAY_PX = 20; // of the bar from which requests fall
 const DOT_MS = 300;
+const SVG = "http://www.w3.org/2000/svg";
+const FONT = "system-ui, -apple-system, sans-serif";
 const LINE_PX = 1; // between two fills
 const MARGIN = 8; // for outlines of groups and of what has the focus
 const EXPORT_WIDTH = 1200;
 const EXPORT_SCALE = 2;
 const STILL = matchMedia("(prefers-reduced-motion: reduce)");
-/** Custom properties of the style sheet that an exported picture takes with it. */
 const COLORS = ["surface", "page", "text", "quiet", "line", "accent", "good", "warning", "bad", "process", "on-hue", ...Array.from({ length: HUES }, (_, at) => `hue-${at + 1}`)];
 const MOON = "M6 0A6 6 0 1 0 12 7A4.6 4.6 0 1 1 6 0Z";
 
@@ -110,23 +112,14 @@ function useSame(value) {
   return last.current[1];
 }
 
-/** What replicas that fit nowhere need, of models of which none runs: asked once for each revision. */
+/** What replicas that fit nowhere need, of models of which none runs: asked once for each revision. A block of which it is not known has no size. */
 function useNeeds(models, at) {
-  const [needs, setNeeds] = useState(() => new Map());
   const asked = models.filter((model) => model.placed < model.desired && !model.placed).slice(0, MOST_ASKED);
-  const key = [at, ...asked.map((model) => `${model.name} ${model.revision}`)].join("\n");
-  useEffect(() => {
-    let isOver = false;
-    for (const { name } of asked) {
-      const query = at ? `?at=${encodeURIComponent(at)}` : "";
-      getJson(`/api/v1/explain/deployment/${encodeURIComponent(name)}${query}`).then(
-        (report) => isOver || setNeeds((before) => new Map(before).set(name, needOf(report))),
-        () => {}, // the block is drawn without a size
-      );
-    }
-    return () => (isOver = true);
-  }, [key]);
-  return needs;
+  const query = at ? `?at=${encodeURIComponent(at)}` : "";
+  const read = async ({ name }) => [name, needOf(await getJson(`/api/v1/explain/deployment/${encodeURIComponent(name)}${query}`))];
+  const readAll = async () => (await Promise.allSettled(asked.map(read))).flatMap(({ value }) => (value ? [value] : []));
+  const [needs] = useRead(readAll, [at, ...asked.map((model) => `${model.name} ${model.revision}`)]);
+  return new Map(needs);
 }
 
 /** The least that a replica needs on any Mac; null if no Mac knows its model. */
@@ -136,17 +129,17 @@ function needOf({ proofs }) {
 }
 
 function useWidth() {
-  const frame = useRef(null);
+  const [frame, setFrame] = useState(null);
   const [width, setWidth] = useState(0);
   useLayoutEffect(() => {
-    if (!frame.current) return undefined;
-    const measure = () => setWidth(Math.max(0, Math.floor(frame.current?.clientWidth ?? 0) - 2 * MARGIN));
+    if (!frame) return undefined;
+    const measure = () => setWidth(Math.max(0, Math.floor(frame.clientWidth) - 2 * MARGIN));
     measure();
     const observer = new ResizeObserver(measure);
-    observer.observe(frame.current);
+    observer.observe(frame);
     return () => observer.disconnect();
-  }, []);
-  return [frame, width];
+  }, [frame]);
+  return [setFrame, width];
 }
 
 function totals({ macs }) {
@@ -157,7 +150,6 @@ function totals({ macs }) {
 
 const isAway = (mac) => mac.state === "offline" || mac.state === "asleep";
 
-/** A Mac in words. */
 function describe(mac, isShort = false) {
   const state = mac.state === "online" && mac.isCordoned ? "cordoned" : mac.state;
   const free = mac.roomBytes ? `${bytes(freeBytes(mac))} of ${bytes(mac.roomBytes)} free` : "its memory is not reported yet";
@@ -173,7 +165,7 @@ function fillNote({ change, percent, isReady, active }) {
 }
 
 /** The drawing alone, of attributes and custom properties only: an exported file needs no style sheet. */
-function Drawing({ layout, hues, id, moving = [], hasGateway = false, label }) {
+function Drawing({ layout, hues, id, moving = [], hasGateway = false, frame = { width: "100%" }, label }) {
   const { width, height, cells, form } = layout;
   const [focus, setFocus] = useState("");
   const svg = useRef(null);
@@ -194,7 +186,8 @@ function Drawing({ layout, hues, id, moving = [], hasGateway = false, label }) {
     setFocus(next);
     [...svg.current.querySelectorAll("a")].find((link) => link.dataset.mac === next)?.focus();
   };
-  return html`<svg ref=${svg} class=${`drawing ${form}`} xmlns="http://www.w3.org/2000/svg" viewBox=${`${-MARGIN} ${-MARGIN - above} ${width + 2 * MARGIN} ${height + 2 * MARGIN + above}`} width="100%" role="group" aria-label=${label} font-family="system-ui, -apple-system, sans-serif" onKeyDown=${onKey}>
+  const box = [-MARGIN, -MARGIN - above, width + 2 * MARGIN, height + 2 * MARGIN + above].join(" ");
+  return html`<svg ref=${svg} class=${`drawing ${form}`} xmlns=${SVG} viewBox=${box} ...${frame} role=${label && "group"} aria-label=${label} font-family=${FONT} onKeyDown=${onKey}>
     <defs><${Patterns} id=${id} /></defs>
     ${above > 0 && html`<text y=${5 - above} font-size="11.5" fill="var(--quiet)">gateway</text><rect x="58" y=${-above} width=${width - 58} height="3" rx="1.5" fill="var(--accent)" opacity="0.5" />`}
     ${layout.heads.map((head) => html`<text key=${head.text} x=${head.x} y=${head.y} font-size="13" font-weight="600" fill=${head.isBad ? "var(--bad)" : "var(--quiet)"}>${head.text}</text>`)}
@@ -250,7 +243,6 @@ function batches({ cells }, hues, id) {
   return [...paths];
 }
 
-/** Name and size of a replica on its block. */
 function FillText({ place, block, isAway: isFaint }) {
   const { fill, parts } = place;
   const isDown = fill.percent !== null && fill.percent !== undefined;
@@ -265,7 +257,6 @@ function FillText({ place, block, isAway: isFaint }) {
   </g>`;
 }
 
-/** The frame of a Mac, its name and its state, as a link to its page. */
 function MacCell({ cell, form, id, isCurrent, onFocus }) {
   const { mac, block } = cell;
   const isOffline = mac.state === "offline";
@@ -337,7 +328,7 @@ function useDots(layout, moving) {
 }
 
 function drop(group, { cell, fill }) {
-  const dot = document.createElementNS("http://www.w3.org/2000/svg", "circle");
+  const dot = document.createElementNS(SVG, "circle");
   const [x, y] = [fill.x + fill.width / 2, cell.block.y + cell.block.height - 8];
   for (const [name, value] of Object.entries({ cx: x, cy: y, r: 4, fill: "var(--text)" })) dot.setAttribute(name, value);
   group.append(dot);
@@ -366,7 +357,6 @@ const COLUMNS = [
   ["Replicas", (mac) => mac.fills.map((fill) => `${fill.replica} ${bytes(fill.bytes)}${fillNote(fill)}`).join(", ") || "-", "wide"],
 ];
 
-/** The same as a table, made when it is opened. */
 function PictureTable({ picture: { macs, outside } }) {
   const need = (item) => `${item.model} (${count(item.count, "replica")}${item.bytes === null ? "" : `, ${bytes(item.bytes)} each`})`;
   return html`<${Details} summary="The picture as a table">
@@ -400,55 +390,34 @@ function Export({ picture, title, at }) {
 /** Return an SVG element with title, time and totals, drawn anew at a fixed width. */
 function exported(picture, { title, at }) {
   const layout = layoutPicture(picture, EXPORT_WIDTH);
-  const host = document.createElement("div");
-  render(html`<${Drawing} layout=${layout} hues=${huesOf(picture)} id="export" label=${totals(picture)} />`, host);
-  const svg = host.firstElementChild;
   const [margin, top] = [24, 64];
   const [width, height] = [EXPORT_WIDTH + 2 * margin, layout.height + top + margin];
-  const sheet = document.createElement("div");
+  const frame = { x: margin - MARGIN, y: top - MARGIN, width: EXPORT_WIDTH + 2 * MARGIN, height: layout.height + 2 * MARGIN };
   const moment = new Date(at || Date.now()).toISOString().slice(0, 16).replace("T", " ");
-  render(html`<svg xmlns="http://www.w3.org/2000/svg" viewBox=${`0 0 ${width} ${height}`} width=${width} height=${height} role="img" aria-label=${totals(picture)} font-family="system-ui, -apple-system, sans-serif">
+  const host = document.createElement("div");
+  render(html`<svg xmlns=${SVG} viewBox=${`0 0 ${width} ${height}`} width=${width} height=${height} role="img" aria-label=${totals(picture)} font-family=${FONT}>
     <rect width=${width} height=${height} rx="12" fill="var(--page)" />
     <text x=${margin} y="30" font-size="18" font-weight="700" fill="var(--text)">${title}</text>
     <text x=${margin} y="50" font-size="13" fill="var(--quiet)">${`${totals(picture)} · ${moment} UTC`}</text>
-  </svg>`, sheet);
-  for (const link of svg.querySelectorAll("a")) link.replaceWith(...link.childNodes);
-  svg.removeAttribute("role");
-  for (const [name, value] of Object.entries({ x: margin - MARGIN, y: top - MARGIN, width: EXPORT_WIDTH + 2 * MARGIN, height: layout.height + 2 * MARGIN })) svg.setAttribute(name, value);
-  sheet.firstElementChild.append(svg);
-  return sheet.firstElementChild;
+    <${Drawing} layout=${layout} hues=${huesOf(picture)} id="export" frame=${frame} />
+  </svg>`, host);
+  for (const link of host.querySelectorAll("a")) link.replaceWith(...link.childNodes);
+  return host.firstElementChild;
 }
 
 /** The file: its colours follow the viewer's theme. */
 function textOf(svg) {
-  const [light, dark] = ["light", "dark"].map((scheme) => COLORS.map((name) => `--${name}:${colorIn(scheme, name)}`).join(";"));
-  const style = document.createElementNS("http://www.w3.org/2000/svg", "style");
-  style.textContent = `svg{${light}}@media(prefers-color-scheme:dark){svg{${dark}}}`;
-  const text = new XMLSerializer().serializeToString(svg);
-  return text.replace(/^<svg[^>]*>/, (head) => head + new XMLSerializer().serializeToString(style));
+  const [light, dark] = ["light", "dark"].map((scheme) => COLORS.map((name) => `--${name}:${colorOf(name, scheme)}`).join(";"));
+  const style = Object.assign(document.createElementNS(SVG, "style"), { textContent: `svg{${light}}@media(prefers-color-scheme:dark){svg{${dark}}}` });
+  svg.prepend(style);
+  return new XMLSerializer().serializeToString(svg);
 }
 
-/** The pixels, in the theme that is shown. */
 async function pngOf(svg) {
-  const theme = document.documentElement.dataset.theme;
-  const scheme = theme === "auto" ? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light") : theme;
-  const text = new XMLSerializer().serializeToString(svg).replace(/var\(--([\w-]+)\)/g, (_, name) => colorIn(scheme, name));
-  const image = new Image();
-  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
+  const text = new XMLSerializer().serializeToString(svg).replace(/var\(--([\w-]+)\)/g, (_, name) => colorOf(name));
+  const image = Object.assign(new Image(), { src: `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}` });
   await image.decode();
   const canvas = Object.assign(document.createElement("canvas"), { width: EXPORT_SCALE * image.width, height: EXPORT_SCALE * image.height });
-  const context = canvas.getContext("2d");
-  context.drawImage(image, 0, 0, canvas.width, canvas.height);
+  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
   return new Promise((done, fail) => canvas.toBlob((blob) => (blob ? done(blob) : fail(new Error("The picture is too large for this browser."))), "image/png"));
-}
-
-/** A colour of the style sheet in one scheme. */
-function colorIn(scheme, name) {
-  const probe = document.createElement("span");
-  probe.style.colorScheme = scheme;
-  probe.style.color = `var(--${name})`;
-  document.body.append(probe);
-  const { color } = getComputedStyle(probe);
-  probe.remove();
-  return color;
 }

@@ -1,11 +1,12 @@
-/** Where replicas go: what the planner would do with each, and the memory that one needs, part by part, as a bar. */
+/** Where replicas go: what the planner would do with each, the memory that one needs as a bar, and why a replica is pending. */
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
+import { getJson } from "./fleet_store.js";
 import { bytes } from "./format.js";
-import { Badge, Names } from "./parts.js";
+import { Badge, Command, Names, ObjectLink, Table, Text, tryPath, useRead } from "./parts.js";
 
 /** Parts of a memory proof: [field, word, class]. */
-export const PARTS = [
+const PARTS = [
   ["weightsBytes", "weights", "weights"],
   ["kvCacheBytes", "KV cache", "kv"],
   ["activationBytes", "prefill", "prefill"],
@@ -16,20 +17,16 @@ export const PARTS = [
 ];
 
 /** @returns {Array<[string, string, number]>} [word, class, bytes] of each part that is there */
-export function partsOf(proof) {
+function partsOf(proof) {
   if (proof.overrideBytes) return [["spec.resources.memory", "process", proof.overrideBytes]];
   return PARTS.map(([field, word, kind]) => [word, kind, proof[field] ?? 0]).filter(([, , size]) => size > 0);
 }
 
-/** @returns {string} the proof as a sentence */
-export function proofText(proof) {
-  return partsOf(proof).map(([word, , size]) => `${word} ${bytes(size)}`).join(", ");
-}
+const proofText = (proof) => partsOf(proof).map(([word, , size]) => `${word} ${bytes(size)}`).join(", ");
 
-export function Legend({ extra = [] }) {
-  const shown = [...PARTS.map(([, word, kind]) => [word, kind]), ...extra, ["free", "free"]];
+function Legend() {
   return html`<ul class="legend" aria-hidden="true">
-    ${shown.map(([word, kind]) => html`<li key=${kind}><span class=${`swatch ${kind}`}></span>${word}</li>`)}
+    ${[...PARTS, ["", "free", "free"]].map(([, word, kind]) => html`<li key=${kind}><span class=${`swatch ${kind}`}></span>${word}</li>`)}
   </ul>`;
 }
 
@@ -37,17 +34,21 @@ export function Legend({ extra = [] }) {
  * One bar. `segments`: [label, class, bytes]; `room`: what the Mac has for models; `scale`: the longest bar.
  * What exceeds the room is drawn beyond its end.
  */
-export function StackedBar({ segments, room, scale, label }) {
+function StackedBar({ segments, room, scale, label }) {
   const used = segments.reduce((sum, [, , size]) => sum + size, 0);
   const width = (size) => ({ width: `${(100 * size) / scale}%` });
   return html`<div class="stack" role="img" aria-label=${label}>
     <span class="room" style=${width(room)}></span>
-    ${segments.map(
-      ([word, kind, size], at) => html`<span key=${at} class=${`part ${kind}`} style=${width(size)} title=${`${word}: ${bytes(size)}`}></span>`,
-    )}
+    ${segments.map(([word, kind, size], at) => html`<span key=${at} class=${`part ${kind}`} style=${width(size)} title=${`${word}: ${bytes(size)}`}></span>`)}
     ${room > used && html`<span class="part free" style=${width(room - used)} title=${`free: ${bytes(room - used)}`}></span>`}
     ${used > room && html`<span class="limit" style=${{ left: `${(100 * room) / scale}%` }}></span>`}
   </div>`;
+}
+
+/** Why this session applies no manifest. */
+export function whyReadOnly(store) {
+  if (store.at) return "The past does not change.";
+  return store.may("admin") ? "This dashboard was started without --allow-writes." : `Your role is ${store.me.role}; this needs the role admin.`;
 }
 
 const PLANNER = "the planner's forecast";
@@ -98,4 +99,55 @@ export function usePreview(read, keys, restMs) {
     }
   };
   return { ...state, ask, write };
+}
+
+// Reasons whose amounts are not bytes, as fleetctl prints them.
+const COUNTS = ["TooFewGpuCores", "ContextTooLong", "ReplicaLimit"];
+
+export function WhyPending({ name, revision }) {
+  const [report, problem] = useRead(() => getJson(`/api/v1/explain/deployment/${encodeURIComponent(name)}`), [name, revision]);
+  if (problem) return html`<p class="problem" role="alert">${problem}</p>`;
+  if (!report) return html`<p class="quiet">Asking the planner…</p>`;
+  const rows = report.nodes.map((one) => ({ ...one, name: one.node, memory: one.memory ?? report.proofs[one.node] }));
+  const scale = Math.max(1, ...rows.map((one) => Math.max(one.roomBytes, one.memory?.totalBytes ?? 0)));
+  return html`
+    <p data-why>${report.placed} of ${report.desired} replicas are placed; for one more, ${report.summary}</p>
+    ${report.remedies.length > 0 && html`<h3>What would help</h3>
+      <ul class="remedies">${report.remedies.map((one) => html`<li key=${one.text}>
+        <a href=${tryPath("ModelDeployment", name, { ...one.patch, kvCache: undefined, kvBits: one.patch.kvCache?.bits })}><${Text} text=${one.text} /></a>
+        ${one.memory && html`<span class="quiet"> ${bytes(one.memory.totalBytes)}: ${proofText(one.memory)}</span>`}
+      </li>`)}</ul>`}
+    <h3>Each Mac</h3>
+    <${Legend} />
+    <${Table} caption="Macs, and why each does or does not fit" columns=${columns(scale)} rows=${rows} empty="There is no Mac." />
+    <details><summary>As fleetctl prints it</summary><pre tabindex="0" data-report>${report.text}</pre></details>
+    <${Command} text=${`fleetctl explain placement ${name}`} />
+  `;
+}
+
+function columns(scale) {
+  return [
+    ["Mac", (one) => html`<${ObjectLink} kind="Node" name=${one.node} />`],
+    ["Fits", (one) => html`<${Badge} tone=${one.fits ? "good" : "bad"}>${one.fits ? `score ${one.score.toFixed(1)}` : one.refusal.reason}<//>`],
+    ["Need", (one) => amount(one, "need"), "number"],
+    ["Has", (one) => amount(one, "have"), "number"],
+    ["Memory", (one) => html`<${Proof} one=${one} scale=${scale} />`, "wide"],
+    ["Reason", (one) => (one.fits ? scores(one) : one.refusal.message), "wide"],
+  ];
+}
+
+function amount({ fits, memory, roomBytes, refusal }, side) {
+  if (fits) return bytes(side === "need" ? memory?.totalBytes : Math.max(0, roomBytes));
+  if (!refusal.need && !refusal.have) return "-";
+  return refusal.need > 0 && !COUNTS.includes(refusal.reason) ? bytes(Math.max(0, refusal[side])) : String(refusal[side]);
+}
+
+const scores = (one) => one.parts.map((part) => `${part.name} ${Math.round(part.score)}×${part.weight}`).join(", ");
+
+/** What a replica needs, drawn against the room that a Mac has. */
+function Proof({ one, scale }) {
+  const room = Math.max(0, one.roomBytes);
+  if (!one.memory) return html`<span class="quiet">${bytes(room)} free</span>`;
+  const label = `needs ${bytes(one.memory.totalBytes)} (${proofText(one.memory)}), has ${bytes(room)}`;
+  return html`<${StackedBar} segments=${partsOf(one.memory)} room=${room} scale=${scale} label=${label} />`;
 }

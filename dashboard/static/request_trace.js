@@ -34,7 +34,6 @@ function rate(request) {
   return request.firstTokenMs !== null && request.tokens.output > 1 && seconds > 0 ? ` at ${(request.tokens.output / seconds).toFixed(1)} tokens/s` : "";
 }
 
-/** Return the steps in order, each with its begin and length in milliseconds. */
 function stepsOf(request) {
   const steps = [];
   let at = 0;

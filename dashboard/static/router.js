@@ -29,13 +29,13 @@ export function selectionsOf({ screen, name, tab }) {
 }
 
 /** Note in the address what the screen shows now, without showing it anew; an empty value leaves the address. */
-export function note(values) {
+export function note(values, hash = location.hash) {
   const query = new URLSearchParams(location.search);
   for (const [key, value] of Object.entries(values)) {
     query.delete(key);
     for (const one of [value].flat()) if (one) query.append(key, one);
   }
-  history.replaceState(history.state, "", withQuery(location.pathname, query) + location.hash);
+  history.replaceState(history.state, "", withQuery(location.pathname, query) + hash);
 }
 
 /** @returns {string} a path with a query that is read by people, too */

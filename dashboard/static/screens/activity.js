@@ -12,11 +12,8 @@ const TABS = [
   ["logs", "Logs", "operator", lazy(() => import("./logs.js"), "Logs")],
 ];
 
-export function Activity(props) {
-  return html`<h1>Activity</h1><${Tabs} path="/activity" tabs=${TABS} ...${props} />`;
-}
+export const Activity = (props) => html`<h1>Activity</h1><${Tabs} path="/activity" tabs=${TABS} ...${props} />`;
 
-/** All events of the last hour. */
 function EventList({ store, query }) {
   const [text, setText] = useState(query.get("filter") ?? "");
   const [onlyWarnings, setOnlyWarnings] = useState(false);
@@ -31,7 +28,6 @@ function EventList({ store, query }) {
 
 const MOST = 200;
 
-/** Who changed what, when and why, with the fields that differ. */
 function Changes({ store, query: address }) {
   const about = ["kind", "object"].map((key) => [key, address.get(key)]).filter(([, value]) => value);
   const [text, setText] = useState("");

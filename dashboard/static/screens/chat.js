@@ -2,13 +2,12 @@
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { keptText, newTurn, requestOf, restored, stream } from "../conversation.js";
-import { getJson } from "../fleet_store.js";
+import { getJson, parsed } from "../fleet_store.js";
 import { number, span } from "../format.js";
 import { CandidateTable, Prefill } from "../request_trace.js";
-import { Announced, copyText, lazy, ModelState, problemsOf, Select, useRead } from "../parts.js";
+import { Announced, copyText, lazy, ModelState, problemsOf, Segments, Select, useListener, useRead } from "../parts.js";
 import { note } from "../router.js";
 
-const ClientCode = lazy(() => import("../client_code.js"), "ClientCode");
 const Markdown = lazy(() => import("../markdown.js"), "Markdown");
 const Waterfall = lazy(() => import("../request_trace.js"), "Waterfall");
 const DRAW_MS = 60;
@@ -66,13 +65,9 @@ export function Chat({ store, query }) {
   };
   useEffect(() => {
     void load();
-    const onScroll = () => (isAtEnd.current = innerHeight + scrollY >= document.documentElement.scrollHeight - NEAR_END_PX);
-    addEventListener("scroll", onScroll, { passive: true });
-    return () => {
-      removeEventListener("scroll", onScroll);
-      for (const abort of aborts.current.values()) abort.abort();
-    };
+    return () => aborts.current.forEach((abort) => abort.abort());
   }, []);
+  useListener("scroll", () => (isAtEnd.current = innerHeight + scrollY >= document.documentElement.scrollHeight - NEAR_END_PX));
   useLayoutEffect(() => {
     // Also once after the answer: its figures and buttons come at the end.
     if ((isAsking || wasAsking.current) && isAtEnd.current) scrollTo(0, document.documentElement.scrollHeight);
@@ -104,8 +99,9 @@ export function Chat({ store, query }) {
     const head = {}; // the id of the request and who answers it, if that was known when the answer began
     const change = (part) => (Object.assign(head, part.id !== undefined && part), drawing.add(part));
     try {
-      const body = requestOf({ ...settings, model, tools: toolsOf(settings) }, conversation);
-      await stream(body, { headers: headersOf(key), signal: abort.signal }, change);
+      const tools = toolsOf(settings);
+      if (!tools) throw new Error('Settings, Tools: expected JSON, a list such as [{"type": "function", "function": {"name": "weather"}}]');
+      await stream(requestOf({ ...settings, model, tools }, conversation), { headers: headersOf(key), signal: abort.signal }, change);
     } catch (error) {
       if (error.name === "AbortError") end.note = "Stopped.";
       else end.problem = error.message;
@@ -208,33 +204,19 @@ function keep(storageKey, settings, turns) {
   }
 }
 
-/** Return the tools of the settings; throws if they are no list of JSON. */
+/** Return the tools of the settings; null if they are no list of JSON. */
 function toolsOf({ toolsText = "" }) {
-  if (!toolsText.trim()) return [];
-  let tools = null;
-  try {
-    tools = JSON.parse(toolsText);
-  } catch (error) {
-    throw new Error(`Settings, Tools: ${error.message}`);
-  }
-  if (!Array.isArray(tools)) throw new Error('Settings, Tools: expected a list such as [{"type": "function", "function": {"name": "weather"}}]');
-  return tools;
+  const tools = toolsText.trim() ? parsed(toolsText) : [];
+  return Array.isArray(tools) ? tools : null;
 }
 
 /** Return the request of the draft, else that of the last answer, for the panel of code. */
 function shownRequest(model, settings, turns, draft) {
   const last = draft.trim() || !turns.length ? newTurn({ question: draft.trim() || "Hello!" }) : newTurn(turns.at(-1));
   const before = draft.trim() ? turns : turns.slice(0, -1);
-  let tools = [];
-  try {
-    tools = toolsOf(settings);
-  } catch {
-    // Said where the question is asked.
-  }
-  return requestOf({ ...settings, model: model || "MODEL", tools }, [...before, last]);
+  return requestOf({ ...settings, model: model || "MODEL", tools: toolsOf(settings) }, [...before, last]);
 }
 
-/** What the page sends beside the question. */
 function Settings({ settings, onChange, apiKey, onKey, onKeyDone }) {
   const { system = "", parameters = {}, toolsText = "" } = settings;
   const set = (name, text) => {
@@ -254,7 +236,6 @@ function Settings({ settings, onChange, apiKey, onKey, onKeyDone }) {
   </section>`;
 }
 
-/** What a model is, before the first question. */
 function About({ name, model, isViewer, onAsk }) {
   return html`<div class="about">
     <h2>${name || "Chat"}</h2>
@@ -295,20 +276,16 @@ function gather(pass) {
   let held = {};
   let timer = 0;
   const flush = () => {
-    clearTimeout(timer);
-    timer = 0;
     pass(held);
     held = {};
+    timer = 0;
   };
   return {
     add: (change) => {
-      held = { ...held, ...change };
+      Object.assign(held, change);
       timer ||= setTimeout(flush, DRAW_MS);
     },
-    end: (change) => {
-      held = { ...held, ...change };
-      flush();
-    },
+    end: (change) => (clearTimeout(timer), pass({ ...held, ...change })),
   };
 }
 
@@ -347,7 +324,6 @@ function Turn({ store, turn, isLast, isBusy, onAsk, onResults }) {
   </li>`;
 }
 
-/** Who answered, after how long, how fast, and how much of the prompt was cached. */
 function traceText({ trace, figures }) {
   return [
     `answered by ${trace.replica || "?"} on ${trace.node || "?"}${trace.attempts > 1 ? ` at attempt ${trace.attempts}` : ""}`,
@@ -358,7 +334,6 @@ function traceText({ trace, figures }) {
   ].filter(Boolean).join(" · ");
 }
 
-/** The fields for what the called tools return. */
 function Results({ calls, onSend }) {
   const [texts, setTexts] = useState(() => calls.map(() => ""));
   const send = (event) => {
@@ -403,4 +378,42 @@ function Candidates({ model }) {
     ${route && html`<p class="quiet">Which engine the next question gets, as gateway ${route.gateway} sees it, best first. A session or a cached prompt may lead elsewhere.</p>
       <${CandidateTable} rows=${route.backends.flatMap((backend) => backend.candidates)} empty="No engine answers for this model." />`}
   </section>`;
+}
+
+const MAKERS = { curl, Python: python };
+const LONG_DATA = /(data:[\w/+.-]+;base64,)[\w+/=]{60,}/g;
+
+/** `request`: the body that the page would send. */
+function ClientCode({ gateway, request }) {
+  const [client, setClient] = useState("curl");
+  const text = MAKERS[client](gateway || "http://GATEWAY", request);
+  return html`<${Segments} label="Client" value=${client} choices=${Object.keys(MAKERS)} onChange=${setClient} />
+    <pre tabindex="0" data-code>${text.replace(LONG_DATA, "$1…")}</pre>
+    <button type="button" class="small" onClick=${() => copyText(text)}>Copy</button>`;
+}
+
+function curl(gateway, request) {
+  const body = JSON.stringify(request, null, 2).replaceAll("'", "'\\''");
+  return `curl ${gateway}/v1/chat/completions -H 'content-type: application/json' \\\n  -H "authorization: Bearer $FLEET_API_KEY" \\\n  -d '${body}'`;
+}
+
+function python(gateway, request) {
+  const fields = Object.entries(request).map(([name, value]) => `    ${name}=${literal(value, 1)},\n`);
+  return `from openai import OpenAI
+
+client = OpenAI(base_url="${gateway}/v1", api_key="...")
+answer = client.chat.completions.create(
+${fields.join("")})
+print(answer.choices[0].message.content)`;
+}
+
+/** A value of JSON as Python writes it. */
+function literal(value, depth) {
+  const inner = "    ".repeat(depth + 1);
+  const close = `\n${"    ".repeat(depth)}`;
+  if (Array.isArray(value)) return value.length ? `[\n${value.map((one) => `${inner}${literal(one, depth + 1)},`).join("\n")}${close}]` : "[]";
+  if (value === null) return "None";
+  if (typeof value === "boolean") return value ? "True" : "False";
+  if (typeof value !== "object") return JSON.stringify(value);
+  return `{${Object.entries(value).map(([name, one]) => `${JSON.stringify(name)}: ${literal(one, depth + 1)}`).join(", ")}}`;
 }

@@ -13,7 +13,6 @@ export function Git({ store }) {
     <${Command} text="fleetctl explain gitsource" />`;
 }
 
-/** The page of one source. */
 export function GitSource({ store, row: source }) {
   return html`<p class="trail"><a href="/activity?tab=git">Git</a></p><h1>Git source</h1><${Source} store=${store} source=${source} />`;
 }

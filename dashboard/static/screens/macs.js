@@ -15,12 +15,10 @@ const TABS = [
   ["", "Table", "viewer", MacTable],
   ["picture", "Picture", "viewer", FleetPicture],
   ["groups", "Groups", "viewer", lazy(() => import("./groups.js"), "Groups")],
-  ["add", "Add a Mac", "viewer", lazy(() => import("./add.js"), "AddMac")],
+  ["add", "Add a Mac", "viewer", AddMac],
 ];
 
-export function Macs(props) {
-  return html`<h1>Macs</h1><${Tabs} path="/macs" tabs=${TABS} ...${props} />`;
-}
+export const Macs = (props) => html`<h1>Macs</h1><${Tabs} path="/macs" tabs=${TABS} ...${props} />`;
 
 function MacTable({ store }) {
   const [text, setText] = useState("");
@@ -77,7 +75,6 @@ export function Mac({ store, name, row: mac }) {
     <${Table} caption="Replicas" columns=${REPLICAS} rows=${replicas} empty="No replica is placed here." /><//>`;
 }
 
-/** Whether a model is on the Mac's disk, and what is missing. */
 function diskText({ bytes: size, missingBytes, problem }) {
   if (missingBytes > 0) return `${bytes(missingBytes)} to fetch${problem ? `: ${problem}` : ""}`;
   return problem ? `not usable: ${problem}` : `on its disk, ${bytes(size)} of weights`;
@@ -110,3 +107,40 @@ const REPLICAS = [
   ["Log", (one) => html`<a href=${logPath(`replica/${one.name}`)} aria-label=${`Log of ${one.name}`}>log</a>`],
   ["Reason", (one) => html`<${Text} text=${[one.message, ...one.fetches].filter(Boolean).join("; ")} />`, "wide"],
 ];
+
+const JOINED = [
+  ["Mac", (mac) => html`<${ObjectLink} kind="Node" name=${mac.name} />`],
+  ["State", (mac) => html`<${MacState} mac=${mac} />`],
+  ["Chip", (mac) => mac.chip ?? "its agent has not reported yet"],
+  ["Memory", (mac) => bytes(mac.memoryBytes), "number"],
+  ["Release", (mac) => mac.agentVersion ?? "-"],
+];
+
+const WAITING = [
+  ["Mac", (one) => html`<${Names} names=${[one.node]} />`],
+  ["Chip", (one) => one.chip || "-"],
+  ["Memory", (one) => (one.memoryBytes ? bytes(one.memoryBytes) : "-"), "number"],
+  ["From", (one) => one.source],
+  ["Age", (one) => age(one.created)],
+  ["Approve", (one) => (one.isApproved ? "approved" : html`<${Command} text=${`fleetctl approve ${one.node}`} />`), "wide"],
+];
+
+/** How another Mac joins, and those that are there. */
+function AddMac({ store }) {
+  return html`
+    <h2>Add a Mac</h2>
+    <ol class="guide">
+      <li>On this machine, print a token (it works once, for an hour):<${Command} text="fleetctl token create" /></li>
+      <li>On the new Mac, install mlx-fleet and join with the command that was printed:
+        <${Command} text="sudo fleetctl join --service TOKEN HOST:4002" />
+      </li>
+      <li>It appears below as soon as its agent has reported:<${Command} text="fleetctl get nodes -w" /></li>
+    </ol>
+    <p class="quiet">A fleet that runs on this machine alone accepts other Macs after <code>fleetctl up --join ADDRESS</code>.
+      One that ran <code>fleetctl join HOST:4002</code> without a token waits for <code>fleetctl approve NAME</code>.</p>
+    <h3>Waiting for approval</h3>
+    <${Table} caption="Waiting for approval" columns=${WAITING} rows=${store.rows("joinRequests")} empty="No machine asks to join without a token." />
+    <h3>Macs of this fleet</h3>
+    <${Table} caption="Macs of this fleet" columns=${JOINED} rows=${store.rows("macs")} empty="No Mac has joined yet." />
+  `;
+}

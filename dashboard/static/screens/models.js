@@ -10,10 +10,10 @@ const LogTail = lazy(() => import("./logs.js"), "LogTail");
 const ModelCharts = lazy(() => import("../measured.js"), "ModelCharts");
 const Energy = lazy(() => import("../measured.js"), "Energy");
 const Objectives = lazy(() => import("../measured.js"), "Objectives");
-const RolloutTree = lazy(() => import("../rollout.js"), "RolloutTree");
+const RolloutTree = lazy(() => import("../revisions.js"), "RolloutTree");
 const Usage = lazy(() => import("../measured.js"), "Usage");
-const VersionTraffic = lazy(() => import("../rollout.js"), "VersionTraffic");
-const WhyPending = lazy(() => import("./why.js"), "WhyPending");
+const VersionTraffic = lazy(() => import("../revisions.js"), "VersionTraffic");
+const WhyPending = lazy(() => import("../placement.js"), "WhyPending");
 
 export function Models({ store }) {
   const [text, setText] = useState("");
@@ -74,7 +74,6 @@ export function Model({ store, name, row: model, query }) {
     ${!store.at && html`<${Details} summary="Log of a replica"><${LogTail} replicas=${replicas} /><//>`}<//>`;
 }
 
-/** How far the newest revision is. */
 function RolloutState({ model }) {
   const isFirst = model.revision <= 1; // then those that are ready say it all
   if (!model.desired || ((model.updated >= model.desired || isFirst) && !model.isPaused)) return null;

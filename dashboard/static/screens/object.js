@@ -5,7 +5,7 @@ import { age, bytes } from "../format.js";
 import { getJson } from "../fleet_store.js";
 import { Badge, Command, Details, Events, lazy, logPath, Names, ObjectLink, Table, Text, tryPath, useRead } from "../parts.js";
 
-const ObjectHistory = lazy(() => import("../object_history.js"), "ObjectHistory");
+const ObjectHistory = lazy(() => import("../revisions.js"), "ObjectHistory");
 
 /**
  * The page of an object: where it belongs, its name, its `children`, then its conditions, its events, its document, its

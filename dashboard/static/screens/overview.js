@@ -37,7 +37,6 @@ export function Overview({ store }) {
   `;
 }
 
-/** What a fleet without Macs or without models needs. */
 function FirstSteps({ macs, models }) {
   return html`<div class="first-steps">
     ${!models.length && html`<section class="panel" aria-labelledby="run"><h2 id="run">Run a model</h2>
@@ -95,7 +94,6 @@ function Line({ hour, metric, what }) {
   return html`<${Sparkline} values=${shown} label=${`${what}, the last ${count(Math.round((shown.length * hour.stepSeconds) / 60), "minute")}`} />`;
 }
 
-/** Who changed what last. */
 function LastChanges({ store }) {
   const newest = store.rows("changes").sort((a, b) => b.revision - a.revision).slice(0, MAX_CHANGES);
   return html`<section aria-labelledby="changes">
@@ -106,7 +104,6 @@ function LastChanges({ store }) {
   </section>`;
 }
 
-/** The title of the browser's tab. */
 export function overviewTitle(store) {
   const problems = store.summary?.problems ?? 0;
   return problems ? `(${count(problems, "problem")}) mlx-fleet` : "mlx-fleet";

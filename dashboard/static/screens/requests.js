@@ -64,7 +64,6 @@ function Flow({ now, limit }) {
   </div>`;
 }
 
-/** Requests under way, and how many wait for each model. */
 function Live({ store }) {
   const waiting = store.row("traffic", "fleet")?.waitingByModel ?? {};
   const [problem, setProblem] = useState("");
@@ -142,7 +141,6 @@ function Ended({ store, query: address }) {
 
 const endOf = (one) => Date.parse(one.time) + one.latencyMs;
 
-/** Rates and times of the last hour. */
 function Charts() {
   const [found, problem] = useRead(readSeries, [], SERIES_MS);
   if (!found) return html`<p class="quiet">${problem || "Loading…"}</p>`;
@@ -152,6 +150,4 @@ function Charts() {
   </div></section>`;
 }
 
-function readSeries() {
-  return Promise.all(SERIES.map(([metric]) => getJson(`/api/dashboard/metrics/timeseries?metric=${metric}&duration=1h`)));
-}
+const readSeries = () => Promise.all(SERIES.map(([metric]) => getJson(`/api/dashboard/metrics/timeseries?metric=${metric}&duration=1h`)));

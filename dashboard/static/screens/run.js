@@ -4,7 +4,7 @@ import { html, useState } from "../vendor/htm-preact.js";
 import { bytes, count, number } from "../format.js";
 import { getJson, postJson } from "../fleet_store.js";
 import { Command, Diff, Filter, ManifestErrors, Names, ObjectLink, Table, useRead } from "../parts.js";
-import { usePreview } from "../placement.js";
+import { usePreview, whyReadOnly } from "../placement.js";
 import { FleetPicture, pictureOfForecast } from "../picture.js";
 
 const FIRST_ROWS = 20;
@@ -65,7 +65,6 @@ function Catalogue({ store, rows, date }) {
     <${Command} text="fleetctl models fit" />`;
 }
 
-/** A field for a repository that the catalogue does not have. */
 function AnyRepository() {
   const [repo, setRepo] = useState("");
   const preview = (event) => (event.preventDefault(), show(`/run?repo=${encodeURIComponent(repo.trim())}`));
@@ -136,17 +135,12 @@ function Preview({ store, repo, row }) {
       <p class="sentence" data-plan>${change ? placeText(answer, name) : html`<span>It is deployed as <${ObjectLink} kind="ModelDeployment" name=${name} />.</span>`}</p>
       ${change && html`<p class="actions">${store.mayWrite("admin")
         ? html`<button type="submit" disabled=${waiting} onClick=${apply}>${waiting ? "Writing…" : "Run it"}</button>`
-        : html`<span class="quiet">${readOnlyText(store)} The command does the same:</span>`}</p>`}
+        : html`<span class="quiet">${whyReadOnly(store)} The command does the same:</span>`}</p>`}
       <${Command} text=${`fleetctl run ${repo}`} />
       <h2>${change ? "The Macs then" : "The Macs"}</h2>
       <${FleetPicture} store=${store} picture=${pictureOfForecast(answer, store)} />
       ${change && html`<h2>What is written</h2><${Diff} text=${change.diff} />`}`}
   `;
-}
-
-function readOnlyText(store) {
-  if (store.at) return "An earlier moment is shown.";
-  return store.may("admin") ? "This dashboard was started without --allow-writes." : `Your role is ${store.me.role}; running a model needs the role admin.`;
 }
 
 function placeText({ steps, sentence }, deployment) {

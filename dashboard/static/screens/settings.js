@@ -11,9 +11,7 @@ const TABS = [
   ["fleet", "Versions and processes", "viewer", Processes],
 ];
 
-export function Settings(props) {
-  return html`<h1>Settings</h1><${Tabs} path="/settings" tabs=${TABS} ...${props} />`;
-}
+export const Settings = (props) => html`<h1>Settings</h1><${Tabs} path="/settings" tabs=${TABS} ...${props} />`;
 
 const PROCESSES = [
   ["Process", (one) => html`<code>${one.name}</code>`],
@@ -23,7 +21,6 @@ const PROCESSES = [
   ["Log", (one) => html`<a href=${logPath(one.name)} aria-label=${`Log of ${one.name}`}>log</a>`],
 ];
 
-/** The processes that serve the fleet, and the releases that most Macs have. */
 function Processes({ store }) {
   const { summary } = store;
   if (!summary) return html`<p class="quiet">Loading…</p>`;

@@ -6,12 +6,12 @@ import { number } from "../format.js";
 import { fieldOf, withField } from "../manifest_text.js";
 import { Announced, Badge, Command, Diff, ManifestErrors, ObjectLink, Segments, Select } from "../parts.js";
 import { FleetPicture, pictureOfForecast } from "../picture.js";
-import { PlacementSteps, usePreview } from "../placement.js";
+import { PlacementSteps, usePreview, whyReadOnly } from "../placement.js";
+import { note } from "../router.js";
 
 const WAIT_MS = 300;
 const MOST_SHOWN = 60;
 const MAX_CODE = 6_000; // characters of a text in the address
-const MAX_TEXT = 131_072; // the most that the dashboard reads
 const EXAMPLE = `apiVersion: fleet/v1alpha1
 kind: ModelDeployment
 metadata:
@@ -48,26 +48,19 @@ export function Try({ store, query }) {
   const isAsked = isLoaded && (text.trim() || lost.length || added.count);
   const forecast = () => (isAsked ? postJson("/api/v1/whatif", question) : null);
   const { answer, problem: failure, ask, write } = usePreview(forecast, [JSON.stringify(question), isLoaded], WAIT_MS);
-  const note = useAddress({ subject, fields, lost, added, text, isFree: text !== withFields(base, fields) }, isLoaded);
+  const unfit = useAddress({ subject, fields, lost, added, text, isFree: text !== withFields(base, fields) }, isLoaded);
 
   useEffect(() => {
     let isOver = false;
-    void (async () => {
-      try {
-        const code = new URLSearchParams(location.hash.slice(1)).get("yaml");
-        if (code && !isLoaded) setText(await unpacked(code));
-        if (subject.name) {
-          const { yaml } = await getJson(`/api/v1/objects/${encodeURIComponent(subject.kind)}/${encodeURIComponent(subject.name)}?form=manifest`);
-          if (isOver) return;
-          setBase(yaml);
-          if (!code || isLoaded) setText(withFields(yaml, fields));
-        }
-        setProblem("");
-      } catch (error) {
-        if (!isOver) setProblem(error.message);
-      }
-      if (!isOver) setLoaded(true);
-    })();
+    const code = isLoaded ? null : new URLSearchParams(location.hash.slice(1)).get("yaml");
+    const path = `/api/v1/objects/${encodeURIComponent(subject.kind)}/${encodeURIComponent(subject.name)}?form=manifest`;
+    const read = async () => [code && (await unpacked(code)), subject.name ? (await getJson(path)).yaml : ""];
+    const show = ([own, yaml]) => {
+      setBase(yaml);
+      if (own || yaml) setText(own || withFields(yaml, fields));
+      setProblem("");
+    };
+    read().then((texts) => isOver || show(texts), (error) => isOver || setProblem(error.message)).then(() => isOver || setLoaded(true));
     return () => void (isOver = true);
   }, [subject]);
 
@@ -97,7 +90,7 @@ export function Try({ store, query }) {
         <div class="section-head"><h2 id="change">Change</h2><${Subjects} models=${store.rows("models")} subject=${subject} onChoose=${begin} /></div>
         <${Sliders} text=${text} model=${store.row("models", fieldOf(text, ["metadata", "name"]))} onSlide=${slide} />
         <${Editor} editor=${editor} text=${text} errors=${answer?.errors ?? []} onInput=${edit} />
-        ${note && html`<p class="quiet" role="status">${note}</p>`}
+        ${unfit && html`<p class="quiet" role="status">${unfit}</p>`}
         <${Macs} macs=${store.rows("macs")} lost=${lost} onLost=${setLost} added=${added} onAdded=${setAdded} />
       </section>
       <section class="panel" aria-labelledby="outcome">
@@ -115,12 +108,10 @@ export function Try({ store, query }) {
   `;
 }
 
-/** Return a manifest with the values of sliders. */
 function withFields(text, fields) {
   return SLIDERS.filter(([name]) => name in fields).reduce((now, [name, , path]) => withField(now, path, fields[name] === FULL_BITS && name === "kvBits" ? null : fields[name]) ?? now, text);
 }
 
-/** The command that does the same. */
 function commandOf({ name }, fields, isOnlyFields) {
   const isScale = isOnlyFields && Object.keys(fields).join() === "replicas";
   return isScale ? `fleetctl scale md/${name} --replicas=${fields.replicas}` : "fleetctl apply -f manifest.yaml";
@@ -200,8 +191,7 @@ function Write({ store, changes, command, reason, onReason, onApply, isSupposed 
       <button type="submit" onClick=${onApply}>Apply these changes</button>
       ${isSupposed && html`<span class="quiet">The objects are written; the Macs stay as they are.</span>`}</p>`;
   }
-  const why = store.at ? "The past does not change." : store.may("admin") ? "This dashboard was started without --allow-writes." : `Your role is ${store.me.role}; applying needs the role admin.`;
-  return html`<p class="quiet">${why} The command does the same:</p><${Command} text=${command} />`;
+  return html`<p class="quiet">${whyReadOnly(store)} The command does the same:</p><${Command} text=${command} />`;
 }
 
 /** A text area with line numbers; lines with errors are marked. */
@@ -225,7 +215,6 @@ function Editor({ editor, text, errors, onInput }) {
   </div>`;
 }
 
-/** Put the cursor at the place of a problem. */
 function select(area, { line, column }) {
   const before = area.value.split("\n").slice(0, line - 1);
   const at = before.reduce((sum, text) => sum + text.length + 1, 0) + Math.max(0, column - 1);
@@ -234,49 +223,37 @@ function select(area, { line, column }) {
 }
 
 /** Keep the change in the address, so that a link and a reload lead to it; returns what does not fit there. */
-function useAddress(change, isLoaded) {
-  const [note, setNote] = useState("");
+function useAddress({ subject, fields, lost, added, text, isFree }, isLoaded) {
+  const [problem, setProblem] = useState("");
+  const { count, chip, memory } = added;
   useEffect(() => {
     if (!isLoaded) return undefined;
     const timer = setTimeout(async () => {
-      const { subject, fields, lost, added, text, isFree } = change;
-      const query = new URLSearchParams(location.search);
-      for (const name of ["kind", "name", "lost", "add", "chip", "memory", ...SLIDERS.map(([field]) => field)]) query.delete(name);
-      if (subject.name) query.set("kind", subject.kind), query.set("name", subject.name);
-      for (const name of lost) query.append("lost", name);
-      if (added.count) query.set("add", added.count), query.set("chip", added.chip), query.set("memory", added.memory);
-      if (!isFree) for (const [name, value] of Object.entries(fields)) query.set(name, value);
       const code = isFree && text.trim() ? await packed(text) : "";
       const fits = code.length <= MAX_CODE;
-      setNote(fits ? "" : "The text is too long for the address: a link or a reload leads to this page without it.");
+      setProblem(fits ? "" : "The text is too long for the address: a link or a reload leads to this page without it.");
       if (!location.pathname.startsWith("/try")) return; // another screen is shown by now
-      history.replaceState(history.state, "", `${location.pathname}${query.size ? `?${query}` : ""}${code && fits ? `#yaml=${code}` : ""}`);
+      const numbers = Object.fromEntries(SLIDERS.map(([name]) => [name, isFree ? "" : String(fields[name] ?? "")]));
+      note({ ...subject, lost, add: count, chip: count && chip, memory: count && memory, ...numbers }, code && fits ? `#yaml=${code}` : "");
     }, WAIT_MS);
     return () => clearTimeout(timer);
-  }, [JSON.stringify(change), isLoaded]);
-  return note;
+  }, [JSON.stringify([subject, fields, lost, added, text, isFree]), isLoaded]);
+  return problem;
 }
 
-/** Return a text as a part of an address. */
 async function packed(text) {
   const stream = new Blob([text]).stream().pipeThrough(new CompressionStream("deflate-raw"));
   const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
   return btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join("")).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
 }
 
-/** Return the text of a part of an address; throws if it is none, or too long. */
+/** Return the text of a part of an address; throws if it is none, or longer than any that the page makes. */
 async function unpacked(code) {
-  const refusal = new Error("The change in the address cannot be read. Ask for the link again.");
   try {
+    if (code.length > MAX_CODE) throw new RangeError(code.length);
     const bytes = Uint8Array.from(atob(code.replaceAll("-", "+").replaceAll("_", "/")), (letter) => letter.charCodeAt(0));
-    const reader = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw")).pipeThrough(new TextDecoderStream()).getReader();
-    for (let text = ""; text.length <= MAX_TEXT; ) {
-      const { value, done } = await reader.read();
-      if (done) return text;
-      text += value;
-    }
-    throw refusal;
+    return await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"))).text();
   } catch {
-    throw refusal;
+    throw new Error("The change in the address cannot be read. Ask for the link again.");
   }
 }

@@ -1,11 +1,50 @@
-/** A model as a tree of its revisions, their replicas and the Macs of these; and how its versions share the requests. */
+/** What an object was: its recorded changes; of a model its revisions as a tree with their replicas and Macs, and how they share the requests. */
 
-import { html } from "./vendor/htm-preact.js";
+import { html, useState } from "./vendor/htm-preact.js";
 import { getJson } from "./fleet_store.js";
-import { age, bytes, count, span } from "./format.js";
-import { Comparison } from "./object_history.js";
-import { Badge, Details, Diff, logPath, MacState, ObjectLink, Table, useRead } from "./parts.js";
+import { age, bytes, clock, count, span } from "./format.js";
+import { Badge, Details, Diff, logPath, MacState, ObjectLink, Select, Table, useRead } from "./parts.js";
 import { replicaState } from "./screens/object.js";
+
+const MOST_FIELDS = 5;
+const CHANGES = [
+  ["When", (one) => html`<time datetime=${one.at} title=${one.at}>${clock(one.at)}</time>`],
+  ["Part", (one) => one.part],
+  ["Changed", (one) => fieldsText(one), "wide"],
+];
+
+export function ObjectHistory({ kind, name }) {
+  const path = `/api/v1/objects/${kind}/${encodeURIComponent(name)}`;
+  const [found, problem] = useRead(() => getJson(`${path}/changes`), [path]);
+  const changes = found?.changes;
+  if (!changes) return html`<p class=${problem ? "problem" : "quiet"} role="status">${problem || "Loading…"}</p>`;
+  const rows = changes.map((one) => ({ ...one, name: `${one.revision} ${one.part}` }));
+  const choices = [["now", "now"], ...[...new Set(changes.map((one) => one.at))].map((at) => [at, clock(at)])];
+  return html`<${Table} caption="Recorded changes, the newest first" columns=${CHANGES} rows=${rows} empty="Nothing changed within 24 hours." />
+    ${changes.length > 0 && html`<${Comparison} choices=${choices} first=${choices.at(-1)[0]} last="now"
+      read=${(from, to) => getJson(`${path}/diff?${new URLSearchParams({ from, to })}`)} />`}`;
+}
+
+/** Two of several versions, and their difference. `choices`: [value, title]. */
+function Comparison({ choices, first, last, read }) {
+  const [from, setFrom] = useState(first);
+  const [to, setTo] = useState(last);
+  const [answer, problem] = useRead(() => read(from, to), [from, to, first, last]);
+  const diff = answer?.diff;
+  return html`<div class="row toolbar"><${Select} label="Difference from" value=${from} choices=${choices} onChange=${setFrom} /><${Select} label="to" value=${to} choices=${choices} onChange=${setTo} /></div>
+    ${problem && html`<p class="problem" role="status">${problem}</p>`}
+    ${diff === "" ? html`<p class="quiet">They are the same.</p>` : diff && html`<div data-difference><${Diff} text=${diff} /></div>`}`;
+}
+
+function fieldsText(one) {
+  if (one.isDeletion) return "deleted";
+  if (one.isFirst) return "the first that is recorded";
+  const shown = one.fields.slice(0, MOST_FIELDS).map((field) => html`<code class="field" key=${field.path}>${field.path}: <del>${text(field.old)}</del> <ins>${text(field.new)}</ins></code>`);
+  const more = one.fields.length - shown.length + one.moreFields;
+  return html`${shown}${more > 0 && html`<span class="quiet">and ${more} more</span>`}`;
+}
+
+const text = (value) => (value === null || value === undefined ? "none" : typeof value === "object" ? JSON.stringify(value) : String(value));
 
 /** The revisions are read again when the one that the fleet runs moves. */
 export function RolloutTree({ store, model, replicas }) {
@@ -31,7 +70,7 @@ export function RolloutTree({ store, model, replicas }) {
 }
 
 /** Return the revisions, the newest first, each with its replicas; replicas of none of them are of a version without a record. Pure. */
-export function branchesOf(revisions, replicas) {
+function branchesOf(revisions, replicas) {
   const known = new Set(revisions.map((revision) => revision.template));
   const others = [...new Set(replicas.map((replica) => replica.template))].filter((template) => !known.has(template));
   return [...revisions, ...others.map((template) => ({ template }))].map((branch) => ({
