@@ -12,9 +12,9 @@ from compat import routes as compat
 from compat.websocket import EventSocket
 from dashboard.api.action_routes import MAX_TEXT, ActionRoutes
 from dashboard.api.change_routes import ChangeRoutes
-from dashboard.api.chat import make_chat
 from dashboard.api.docs_page import add_docs
 from dashboard.api.event_stream import StreamSlots
+from dashboard.api.gateway_routes import make_gateway_routes
 from dashboard.api.group_routes import GroupRoutes
 from dashboard.api.history_routes import HistoryRoutes
 from dashboard.api.key_routes import KeyRoutes
@@ -25,7 +25,7 @@ from dashboard.api.moment_routes import MomentRoutes
 from dashboard.api.page import PageRoutes
 from dashboard.api.past import PastReader
 from dashboard.api.question_routes import QuestionRoutes
-from dashboard.api.request_routes import RequestRoutes
+from dashboard.api.refusals import ERRORS, refusal_of
 from dashboard.api.routes import StateRoutes
 from dashboard.api.usage_routes import UsageRoutes
 from dashboard.assets import Assets
@@ -43,7 +43,7 @@ from identity.dialer import Dialer
 from identity.log_access import LogAccess
 from machinery.request_body import BodyReader
 from machinery.version import version
-from schemas.wire.errors import Refusal, RefusedError
+from schemas.wire.errors import Refusal
 from store.metrics import StoreMetrics
 from store.port import Transport
 from store.tickets import TicketChecker
@@ -122,8 +122,7 @@ def make_app(context: AppContext) -> FastAPI:
         context.access, context.sessions, context.tickets, clock, can_write=context.can_write
     )
     login.add_to(router)
-    make_chat(context.model.caches, context.dialer, context.sessions).add_to(router)
-    RequestRoutes(context.model.caches, context.dialer, context.sessions).add_to(router)
+    make_gateway_routes(context.model.caches, context.dialer, context.sessions).add_to(router)
     page = PageRoutes(assets, context.model, login.describe)
     page.add_to(router)
     app.include_router(router)
@@ -143,7 +142,8 @@ def make_app(context: AppContext) -> FastAPI:
         return await on_http_error(request, error)
 
     app.add_exception_handler(HTTPException, on_unknown_path)
-    app.add_exception_handler(RefusedError, on_refused)
+    for kind in ERRORS:
+        app.add_exception_handler(kind, on_refused)
     app.add_exception_handler(RequestValidationError, on_wrong_query)
     return app
 
@@ -159,8 +159,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 async def on_refused(_request: Request, error: Exception) -> Response:
     """Answer a request that a route refused."""
-    assert isinstance(error, RefusedError)
-    return refusal_response(error.refusal)
+    return refusal_response(refusal_of(error))
 
 
 async def on_wrong_query(_request: Request, error: Exception) -> Response:

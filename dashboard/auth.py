@@ -25,7 +25,7 @@ from gateway.auth.access_control import AccessControl
 from identity.log_access import log_path
 from identity.metrics_access import is_local
 from schemas.records import Role, role_includes
-from schemas.wire.errors import Refusal, RefusedError
+from schemas.wire.errors import Refusal, RefusedError, refused
 
 log = logging.getLogger(__name__)
 
@@ -218,7 +218,7 @@ class DashboardAuth:
         if session is not None:
             return Visitor(name=session.name, role=session.role)
         if b"authorization" not in headers and (why := self._sessions.end_reason(cookie)):
-            raise _refused(401, f"Your session has ended: {why}. Log in again.", "session_ended")
+            raise refused(401, f"Your session has ended: {why}. Log in again.", "session_ended")
         principal = self._access.identify(scope["headers"])
         assert principal is not None
         return Visitor(name=principal.name, role=principal.role)
@@ -256,22 +256,18 @@ def _check_page(headers: Mapping[bytes, bytes], host: str, *, is_socket: bool) -
         return
     if not _text(headers, CSRF_HEADER.encode()):
         message = f"A change needs the header {CSRF_HEADER}: 1, or an API key in the header authorization."
-        raise _refused(403, message, "csrf_header_required")
+        raise refused(403, message, "csrf_header_required")
     has_body = _text(headers, b"content-length") not in ("", "0")
     if has_body and not _text(headers, b"content-type").startswith("application/json"):
-        raise _refused(415, "Send the body as content-type: application/json.", "json_required")
+        raise refused(415, "Send the body as content-type: application/json.", "json_required")
 
 
 def _text(headers: Mapping[bytes, bytes], name: bytes) -> str:
     return headers.get(name, b"").decode("latin-1")
 
 
-def _refused(status: int, message: str, code: str) -> RefusedError:
-    return RefusedError(Refusal(status=status, message=message, code=code))
-
-
 def _foreign_page(what: str) -> RefusedError:
-    return _refused(403, f"Requests of {what} are refused.", "origin_not_allowed")
+    return refused(403, f"Requests of {what} are refused.", "origin_not_allowed")
 
 
 def login_required(is_any: bool) -> RefusedError:  # noqa: FBT001 - a callback
@@ -292,7 +288,7 @@ def login_required(is_any: bool) -> RefusedError:  # noqa: FBT001 - a callback
 
 def _login_required(needed: Role) -> RefusedError:
     message = f"This needs the role {needed}. Without keys (--auth off) only clients on the dashboard's own machine have it."
-    return _refused(403, message, "role_required")
+    return refused(403, message, "role_required")
 
 
 def cookie_name(scope: Scope) -> str:

@@ -20,7 +20,7 @@ from machinery.limited_child import ChildEnd, ChildLimits
 from manifests.observe import decode
 from reconciler.listers.caches import BY_DEPLOYMENT, BY_KIND, BY_NODE
 from schemas.deployment import ModelDeployment
-from schemas.wire.errors import Refusal, RefusedError, invalid
+from schemas.wire.errors import RefusedError, invalid, refused
 from store import codec, keys
 from store.port import KeyValue
 
@@ -132,7 +132,7 @@ def _not_answered(end: ChildEnd, limits: ChildLimits) -> RefusedError:
     message = (
         f"The planner {reason} and was ended. Ask about fewer replicas or fewer Macs at a time."
     )
-    return RefusedError(Refusal(status=503, message=message, retry_after_s=5))
+    return refused(503, message, retry_after_s=5)
 
 
 def _documents(caches: FleetCaches) -> Iterator[tuple[str, bytes, int]]:

@@ -12,11 +12,7 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
-from dashboard.api.question_routes import (
-    QuestionRoutes,
-    load_text,
-    store_refusal,
-)
+from dashboard.api.question_routes import QuestionRoutes, load_text
 from dashboard.api.request_json import read_json
 from dashboard.api.routes import json_response
 from dashboard.auth import Visitor
@@ -28,16 +24,16 @@ from insight.what_if import Supposition
 from machinery.clock import Clock
 from machinery.request_body import BodyReader
 from manifests import apply as applying
-from manifests.apply import ApplyOptions, ApplyResult, PlanChangedError
+from manifests.apply import ApplyOptions, ApplyResult
 from manifests.change_log import AuditedTransport, ChangeAuthor
-from manifests.errors import ApplyError, InUseError, ManifestErrors
+from manifests.errors import ManifestErrors
 from schemas.change import MAX_REASON
 from schemas.deployment import ModelDeployment, Revision
 from schemas.meta import ApiObject
 from schemas.node import Taint, TaintEffect
-from schemas.wire.errors import Refusal, RefusedError, invalid
+from schemas.wire.errors import invalid, refused
 from store import objects
-from store.errors import ConflictError, EditRefusedError, NotFoundError, StoreError
+from store.errors import ConflictError
 from store.port import Transport
 
 log = logging.getLogger(__name__)
@@ -105,15 +101,9 @@ class ActionRoutes:
             loaded = await self.questions.compute(lambda: load_text(body.manifests))
             audited = self._audited(request, "apply", body.reason)
             done = await applying.apply(audited, loaded, self.clock, options)
-        except PlanChangedError as error:
-            raise _conflict(str(error)) from error
         except ManifestErrors as errors:
             # It was valid when it was checked.
-            raise _conflict(errors.show(3)) from errors
-        except ApplyError as error:
-            raise RefusedError(Refusal(status=503, message=str(error))) from error
-        except StoreError as error:
-            raise store_refusal(error) from error
+            raise ConflictError(errors.show(3)) from errors
         self._log(
             request, "applied manifests", [f"{o.obj.kind}/{o.obj.name}" for o in done.outcomes]
         )
@@ -123,8 +113,7 @@ class ActionRoutes:
         """Preview an action (`dryRun`), or carry it out if the object has the version that was looked at; else 409."""
         known = next((one for one in VERBS if one == verb), None)
         if known is None:
-            message = f"There is no action '{verb[:40]}'; there are {', '.join(VERBS)}."
-            raise RefusedError(Refusal(status=404, message=message))
+            raise refused(404, f"There is no action '{verb[:40]}'; there are {', '.join(VERBS)}.")
         body = await read_json(self.bodies, request, ActionBody)
         action = Action(
             verb=known,
@@ -136,19 +125,10 @@ class ActionRoutes:
         if not body.dryRun:
             self._check_writes()
         audited = self._audited(request, action.command, body.reason)
-        try:
-            prepared = await actions.prepare(audited, self.clock, action)
-            if body.dryRun:
-                return json_response(await self._previewed(prepared))
-            await actions.carry_out(audited, prepared, version=body.version)
-        except NotFoundError as error:
-            raise RefusedError(Refusal(status=404, message=f"{error}.")) from error
-        except (EditRefusedError, InUseError) as error:
-            raise RefusedError(Refusal(status=400, message=f"{error}.", code="refused")) from error
-        except ConflictError as error:
-            raise _conflict(str(error)) from error
-        except StoreError as error:
-            raise store_refusal(error) from error
+        prepared = await actions.prepare(audited, self.clock, action)
+        if body.dryRun:
+            return json_response(await self._previewed(prepared))
+        await actions.carry_out(audited, prepared, version=body.version)
         self._log(request, action.verb, [f"{action.kind.__name__}/{action.name}"])
         is_changed = prepared.after is not None
         return json_response({"isChanged": is_changed, "command": action.command})
@@ -174,16 +154,9 @@ class ActionRoutes:
         that content.
         """
         deployment, found = await self._revisions(name)
-        try:
-            number = (
-                await rollouts.read_revision_before(self.transport, deployment, before)
-                if before
-                else None
-            )
-        except NotFoundError as error:
-            raise RefusedError(Refusal(status=404, message=f"{error}.")) from error
-        except StoreError as error:
-            raise store_refusal(error) from error
+        number = None
+        if before:
+            number = await rollouts.read_revision_before(self.transport, deployment, before)
         rows = [
             {
                 "name": str(revision.number),
@@ -210,21 +183,16 @@ class ActionRoutes:
         for number in (from_, to):
             if number not in known:
                 have = ", ".join(map(str, sorted(known))) or "none"
-                message = f"{name[:200]} has no revision {number}; it has {have}."
-                raise RefusedError(Refusal(status=404, message=message))
+                raise refused(404, f"{name[:200]} has no revision {number}; it has {have}.")
         found = edits.revision_diff(known[from_], known[to])
         return json_response({"from": from_, "to": to, "diff": found})
 
     async def _revisions(self, name: str) -> tuple[ModelDeployment, list[Revision]]:
         """Return a deployment and its revisions, oldest first. Raises RefusedError."""
-        try:
-            deployment = await objects.get(self.transport, ModelDeployment, name)
-            if deployment is None:
-                message = f"There is no ModelDeployment '{name[:200]}', or not any more."
-                raise RefusedError(Refusal(status=404, message=message))
-            return deployment, await rollouts.read_revisions(self.transport, deployment)
-        except StoreError as error:
-            raise store_refusal(error) from error
+        deployment = await objects.get(self.transport, ModelDeployment, name)
+        if deployment is None:
+            raise refused(404, f"There is no ModelDeployment '{name[:200]}', or not any more.")
+        return deployment, await rollouts.read_revisions(self.transport, deployment)
 
     async def _placement(self, changed: Iterable[ApiObject]) -> Row:
         """Return what the planner would do if these objects were written."""
@@ -234,8 +202,7 @@ class ActionRoutes:
 
     def _check_writes(self) -> None:
         if not self.can_write:
-            refusal = Refusal(status=403, message=_READ_ONLY, code="read_only")
-            raise RefusedError(refusal)
+            raise refused(403, _READ_ONLY, "read_only")
 
     def _audited(self, request: Request, command: str, reason: str) -> Transport:
         """Return the transport that records each write with the visitor and the reason, in the same transaction."""
@@ -262,11 +229,6 @@ def _taint(body: TaintBody | None) -> Taint | None:
         first = error.errors()[0]
         message = f"The {first['loc'][0]} of the taint: {first['msg']}."
         raise invalid(message, "taint") from error
-
-
-def _conflict(message: str) -> RefusedError:
-    text = f"{message.rstrip('.')}. Look at it again; nothing was overwritten."
-    return RefusedError(Refusal(status=409, message=text, code="changed"))
 
 
 def _result(done: ApplyResult) -> dict[str, object]:

@@ -10,7 +10,7 @@ from dashboard.api.time_parameters import parse_range
 from dashboard.record_views import ChangeLog
 from insight.changes import ChangeFilter, change_tree
 from machinery.clock import Clock
-from schemas.wire.errors import Refusal, RefusedError
+from store.errors import UnavailableError
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,6 @@ class ChangeRoutes:
         wanted = ChangeFilter(kind=kind, name=object_, user=user, since_s=begin_s, until_s=end_s)
         recorded_changes = await self.log.select(wanted)
         if recorded_changes is None:
-            message = (
-                "The changes are in etcd, which has not answered since this dashboard started."
-            )
-            raise RefusedError(Refusal(status=503, message=message, retry_after_s=2))
+            raise UnavailableError("not since this dashboard started")
         shown = [change_tree(change) for change in reversed(recorded_changes[-limit:])]
         return json_response({"changes": shown, "total": len(recorded_changes)})

@@ -11,11 +11,12 @@ from dashboard.api.past import PastReader
 from dashboard.api.routes import json_response
 from dashboard.api.time_parameters import show_time
 from dashboard.history.moments import ObjectChange
+from dashboard.history.queries import ReadError
 from insight.conditions import Row
 from insight.fleet_caches import FleetCaches
 from insight.shard_groups import group_detail
 from machinery.clock import Clock
-from schemas.wire.errors import Refusal, RefusedError
+from schemas.wire.errors import RefusedError, refused
 
 _DAY_S: Final = 24 * 3600.0
 _MOST_REPLICAS: Final = 20
@@ -38,8 +39,7 @@ class GroupRoutes:
         """Return a group's links between Macs, cable checks, how its replicas are split, and epochs of the last 24 hours."""
         found = group_detail(self.caches, name)
         if found is None:
-            message = f"There is no ShardGroup '{name[:200]}', or not any more."
-            raise RefusedError(Refusal(status=404, message=message))
+            raise refused(404, f"There is no ShardGroup '{name[:200]}', or not any more.")
         return json_response({**found, "epochs": await self._epochs(found)})
 
     async def _epochs(self, group: Row) -> list[Row] | None:
@@ -50,8 +50,8 @@ class GroupRoutes:
         rows: list[Row] = []
         for replica in replicas[:_MOST_REPLICAS]:
             try:
-                changes = await self.past.changes("Replica", replica["name"], begin_s)
-            except RefusedError:
+                changes = await self.past.reader.changes("Replica", replica["name"], begin_s)
+            except (RefusedError, ReadError):
                 return None
             rows += epochs_of(replica["name"], changes)
         rows.sort(key=lambda row: str(row["formedAt"]), reverse=True)

@@ -8,18 +8,11 @@ from typing import Annotated, Final
 import msgspec
 from fastapi import APIRouter, Query, Response
 
-from dashboard.api.past import no_history, unreadable
+from dashboard.api.past import no_history
 from dashboard.api.routes import json_response
 from dashboard.api.time_parameters import parse_range, show_time
 from dashboard.energy import ENERGY_METRICS, energy_row
-from dashboard.history.queries import (
-    MOST_POINTS,
-    HistoryReader,
-    ReadError,
-    RequestQuery,
-    SeriesQuery,
-    align,
-)
+from dashboard.history.queries import MOST_POINTS, HistoryReader, RequestQuery, SeriesQuery, align
 from dashboard.history.records import COLUMNS, metrics_of
 from dashboard.traffic import Traffic
 from insight.conditions import Row
@@ -74,29 +67,18 @@ class HistoryRoutes:
             raise invalid(f"'{subject}' is not fleet, node/NAME or model/NAME.", "subject")
         begin_s, end_s = parse_range(from_, to, now_s)
         wanted_s = _seconds(step, "step") if step else (end_s - begin_s) / _DEFAULT_POINTS
-        begin, end, step_s, tier_s = align(begin_s, end_s, wanted_s=wanted_s, now_s=now_s)
-        query = SeriesQuery(
-            kind=kind,
-            name=name,
-            metrics=parse_metrics(metric, kind),
-            begin_s=begin,
-            end_s=end,
-            step_s=step_s,
-            tier_s=tier_s,
-        )
+        steps = align(begin_s, end_s, wanted_s=wanted_s, now_s=now_s)
+        query = _query(kind, name, parse_metrics(metric, kind), steps)
         if query.steps > MOST_POINTS:
             what = f"These are {query.steps} points, more than {MOST_POINTS}; use a longer step."
             raise invalid(what, "step")
-        try:
-            found = await reader.series(query)
-        except ReadError as error:
-            raise unreadable(error) from error
+        found = await reader.series(query)
         return json_response(
             {
                 "subject": subject,
-                "from": show_time(begin),
-                "to": show_time(end),
-                "stepSeconds": step_s,
+                "from": show_time(query.begin_s),
+                "to": show_time(query.end_s),
+                "stepSeconds": query.step_s,
                 "metrics": {
                     one: {
                         "unit": unit_of(one),
@@ -122,26 +104,16 @@ class HistoryRoutes:
         if not 0 < len(subjects) <= _MOST_SUBJECTS:
             raise invalid(f"Name 1 to {_MOST_SUBJECTS} subjects, separated by commas.", "subject")
         rows: list[Row] = []
+        steps = align(begin_s, end_s, wanted_s=1, now_s=now_s)
         for one in subjects:
             kind, _, name = one.partition("/")
             if kind not in ENERGY_METRICS or not name:
                 raise invalid(f"'{one[:200]}' is not node/NAME or model/NAME.", "subject")
-            begin, end, step_s, tier_s = align(begin_s, end_s, wanted_s=1, now_s=now_s)
-            query = SeriesQuery(
-                kind=kind,
-                name=name,
-                metrics=ENERGY_METRICS[kind],
-                begin_s=begin,
-                end_s=end,
-                step_s=step_s,
-                tier_s=tier_s,
-            )
-            try:
-                found = await reader.series(query)
-            except ReadError as error:
-                raise unreadable(error) from error
-            watts, requests, tokens = (found[metric] for metric in ENERGY_METRICS[kind])
-            rows.append(energy_row(one, watts, requests, tokens, step_s))
+            metrics = ENERGY_METRICS[kind]
+            query = _query(kind, name, metrics, steps)
+            found = await reader.series(query)
+            watts, requests, tokens = (found[metric] for metric in metrics)
+            rows.append(energy_row(one, watts, requests, tokens, query.step_s))
         head = {"from": show_time(begin_s), "to": show_time(end_s)}
         return json_response({**head, "energy": rows})
 
@@ -173,22 +145,25 @@ class HistoryRoutes:
             least_ms=slower,
         )
         if self.reader is None:
-            ended_requests = list(
-                islice(filter(query.matches, reversed(self.traffic.ended)), limit)
-            )
+            matches = filter(query.matches, reversed(self.traffic.ended))
+            ended_requests = list(islice(matches, limit))
         else:
-            try:
-                ended_requests = await self.reader.requests(query)
-            except ReadError as error:
-                raise unreadable(error) from error
-        return Response(
-            msgspec.json.encode({"requests": ended_requests}), media_type="application/json"
-        )
+            ended_requests = await self.reader.requests(query)
+        body = msgspec.json.encode({"requests": ended_requests})
+        return Response(body, media_type="application/json")
 
     def _reader(self) -> HistoryReader:
         if self.reader is None:
             raise no_history()
         return self.reader
+
+
+def _query(
+    kind: str, name: str, metrics: tuple[str, ...], steps: tuple[int, int, int, int]
+) -> SeriesQuery:
+    begin, end, step_s, tier_s = steps
+    times = {"begin_s": begin, "end_s": end, "step_s": step_s, "tier_s": tier_s}
+    return SeriesQuery(kind=kind, name=name, metrics=metrics, **times)
 
 
 def parse_metrics(text: str, kind: str) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
@@ -13,9 +12,7 @@ from dashboard.history.queries import HistoryReader, ReadError, RequestQuery
 from insight.conditions import Row
 from machinery.clock import Clock
 from schemas.records import ApiKey, role_includes
-from schemas.wire.errors import Refusal, RefusedError
 from store import codec, keys
-from store.errors import StoreError
 from store.port import Transport
 
 _DAY_S: Final = 24 * 3600.0
@@ -37,11 +34,7 @@ class KeyRoutes:
     async def keys(self, request: Request) -> Response:
         """List API keys without their hashes, with limits and the use of 24 hours; a lesser role than admin sees its own."""
         visitor: Visitor = request.state.visitor
-        try:
-            items = (await self.transport.list(keys.API_KEY_PREFIX)).items
-        except StoreError as error:
-            message = f"The keys are in the store, which does not answer: {error}."
-            raise RefusedError(Refusal(status=503, message=message)) from error
+        items = (await self.transport.list(keys.API_KEY_PREFIX)).items
         known = [codec.decode(ApiKey, item) for item in items]
         if not role_includes(visitor.role, "admin"):
             known = [key for key in known if key.name == visitor.name]
@@ -85,7 +78,7 @@ def _key_row(key: ApiKey, use: list[Row]) -> Row:
         "name": key.name,
         "role": key.role,
         "created": key.created.isoformat(),
-        "expires": _iso(key.expires),
+        "expires": None if key.expires is None else key.expires.isoformat(),
         "models": list(key.models),
         "requestsPerMinute": key.requests_per_minute,
         "tokensPerMinute": key.tokens_per_minute,
@@ -93,7 +86,3 @@ def _key_row(key: ApiKey, use: list[Row]) -> Row:
         "previous": len(key.previous),
         "use": use,
     }
-
-
-def _iso(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.isoformat()

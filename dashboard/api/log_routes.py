@@ -19,8 +19,7 @@ from insight.logs import LineFilter, LineReader, LogRange, LogSource
 from insight.process_client import ProcessAddress
 from insight.tickets import issue_ticket
 from machinery.clock import Clock
-from schemas.wire.errors import Refusal, RefusedError, invalid
-from store.errors import StoreError
+from schemas.wire.errors import invalid, refused
 from store.port import Transport
 
 MAX_FOLLOWED: Final = 32
@@ -122,7 +121,7 @@ class LogRoutes:
         """Stream a log as lines."""
         if self.open >= MAX_FOLLOWED:
             message = f"{self.open} logs are read already; close some."
-            raise RefusedError(Refusal(status=429, message=message, code="too_many_logs"))
+            raise refused(429, message, "too_many_logs")
         try:
             source = logs.known_source(self.caches, query.of, is_previous=query.previous)
             address = logs.known_address(self.caches, source, self.dialer)
@@ -130,7 +129,7 @@ class LogRoutes:
             raise invalid(f"{error}.", "of") from None
         except ProcessError as error:
             message = f"{str(error)[:1].upper()}{str(error)[1:]}."
-            raise RefusedError(Refusal(status=404, message=message)) from error
+            raise refused(404, message) from error
         part = LogRange(tail=query.tail, since=query.since, is_followed=query.follow)
         stack = contextlib.AsyncExitStack()
         try:
@@ -159,11 +158,8 @@ class LogRoutes:
             return await stack.enter_async_context(
                 logs.open_log(address, source, part, bearer=bearer)
             )
-        except StoreError as error:
-            message = f"A log needs a ticket in the store, which does not answer: {error}."
-            raise RefusedError(Refusal(status=503, message=message)) from error
         except ProcessError as error:
-            raise RefusedError(Refusal(status=502, message=f"{error}.")) from error
+            raise refused(502, f"{error}.") from error
 
     async def _lines(
         self, stack: contextlib.AsyncExitStack, pieces: AsyncIterator[bytes], lines: PageLines

@@ -5,9 +5,10 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-import orjson
+import msgspec
 from fastapi import APIRouter, Request, Response
 
+from dashboard.api.request_json import read_json
 from dashboard.api.routes import json_response
 from dashboard.auth import Visitor, cookie_name, read_cookie, set_session_cookie
 from dashboard.sessions import LIFE_S, Sessions
@@ -15,9 +16,9 @@ from gateway.auth.access_control import AccessControl
 from insight.conditions import Row
 from machinery.clock import Clock
 from machinery.rate_limit import SourceRateLimit
-from machinery.request_body import BodyReader, RequestRefusedError
+from machinery.request_body import BodyReader
 from schemas.records import Role
-from schemas.wire.errors import Refusal, RefusedError, invalid
+from schemas.wire.errors import RefusedError, invalid, refused
 from store.tickets import TicketChecker, TicketDenial
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,13 @@ _TICKET: Final = re.compile(r"[0-9a-f]{8,64}\.[A-Za-z0-9_-]{20,200}", re.ASCII)
 # Logins a minute. A person types one key; a script that guesses gets no further.
 _PER_ADDRESS: Final = 20
 _TOTAL: Final = 300
+
+
+class LoginBody(msgspec.Struct):
+    """An API key, or the ticket of a login link."""
+
+    key: str = ""
+    ticket: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +58,11 @@ class LoginRoutes:
         if not self.access.is_on:
             return json_response({"name": "", "role": "admin"})
         self._count(request)
-        try:
-            body = await self.bodies.read(request)
-        except RequestRefusedError as error:
-            raise RefusedError(Refusal(status=error.status, message=str(error))) from error
-        fields = _fields(body)
-        way = "ticket" if "ticket" in fields else "key"
+        body = await read_json(self.bodies, request, LoginBody)
+        way = "ticket" if body.ticket else "key"
         try:
             cookie, name, role = (
-                await self._by_ticket(fields["ticket"])
-                if way == "ticket"
-                else self._by_key(fields.get("key", ""))
+                await self._by_ticket(body.ticket) if body.ticket else self._by_key(body.key)
             )
         except RefusedError as error:
             # As the audit of an address that guesses; the secret itself is in no log.
@@ -68,8 +70,8 @@ class LoginRoutes:
             log.warning("login refused", extra=extra)
             raise
         log.info("login", extra={"user": name, "role": role, "way": way})
-        if "key" in fields:
-            self.sessions.keep_secret(cookie, fields["key"].strip())
+        if way == "key":
+            self.sessions.keep_secret(cookie, body.key.strip())
         response = json_response({"name": name, "role": role})
         set_session_cookie(response, request.scope, cookie, LIFE_S)
         return response
@@ -79,7 +81,7 @@ class LoginRoutes:
         wait_s = self.limit.take(_address(request))
         if wait_s:
             message = f"There were too many logins. Try again in {wait_s} s."
-            raise RefusedError(Refusal(status=429, message=message, retry_after_s=wait_s))
+            raise refused(429, message, retry_after_s=wait_s)
 
     def _by_key(self, key: str) -> tuple[str, str, Role]:
         if not key or not key.isascii() or not key.isprintable():
@@ -89,9 +91,7 @@ class LoginRoutes:
         assert principal is not None
         cookie = self.sessions.make(principal.name)
         if cookie is None:
-            raise RefusedError(
-                Refusal(status=503, message="The keys are not known yet; try again soon.")
-            )
+            raise refused(503, "The keys are not known yet; try again soon.")
         return cookie, principal.name, principal.role
 
     async def _by_ticket(self, ticket: str) -> tuple[str, str, Role]:
@@ -102,7 +102,7 @@ class LoginRoutes:
             message = f"The login link does not work: {granted.why}."
             if granted.status == 401:
                 message = "The login link was used, or its 60 seconds are over. `fleetctl dashboard` opens another."
-            raise RefusedError(Refusal(status=granted.status, message=message))
+            raise refused(granted.status, message)
         cookie = self.sessions.make_admin(granted.user)
         session = self.sessions.find(cookie)
         assert session is not None
@@ -140,17 +140,6 @@ def _address(request: Request) -> str:
 
 def _cookie_of(request: Request) -> str:
     return read_cookie(request.headers.get("cookie", "").encode("latin-1"), request.scope)
-
-
-def _fields(body: bytes) -> dict[str, str]:
-    """Return the texts in a login's body."""
-    try:
-        parsed = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return {}
-    if not isinstance(parsed, dict):
-        return {}
-    return {name: value for name, value in parsed.items() if isinstance(value, str)}
 
 
 def make_login(

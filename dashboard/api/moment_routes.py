@@ -22,7 +22,7 @@ from manifests.declaration import clean_manifest
 from manifests.diff import FieldChange, changed_fields
 from manifests.yaml import core_schema
 from schemas.meta import ApiObject
-from schemas.wire.errors import Refusal, RefusedError
+from schemas.wire.errors import refused
 from store import keys, object_trees
 
 _MOST_EVENTS: Final = 1000
@@ -65,8 +65,7 @@ class MomentRoutes:
         spec = caches.objects.specs.items.get(keys.spec_key(kind, name))
         if spec is None:
             when = "then" if moment else "or not any more"
-            message = f"There is no {kind[:60]} '{name[:200]}', {when}."
-            raise RefusedError(Refusal(status=404, message=message))
+            raise refused(404, f"There is no {kind[:60]} '{name[:200]}', {when}.")
         status = caches.objects.statuses.items.get(keys.status_key(kind, name))
         text = core_schema.dump(clean_manifest(spec)) if form == "manifest" else _yaml(spec, status)
         body: Row = {"kind": kind, "name": name, "yaml": text}
@@ -83,7 +82,7 @@ class MomentRoutes:
     ) -> Response:
         """Return the recorded changes of an object, newest first, each with the fields that differ."""
         begin_s = parse_time(from_, "from", self.clock.now().timestamp())
-        object_changes = await self.past.changes(kind, name, begin_s)
+        object_changes = await self.past.reader.changes(kind, name, begin_s)
         shown = await asyncio.to_thread(lambda: list(_with_fields(object_changes))[:limit])
         return json_response({"kind": kind, "name": name, "changes": shown})
 
@@ -120,7 +119,7 @@ class MomentRoutes:
     ) -> Response:
         """Return events of the last 24 hours, newest first, those that etcd has forgotten too."""
         begin_s, end_s = parse_range(from_, to, self.clock.now().timestamp())
-        items = await self.past.documents(keys.EVENT_PREFIX, begin_s)
+        items = await self.past.reader.documents(keys.EVENT_PREFIX, begin_s)
         rows = await asyncio.to_thread(
             lambda: fleet_views.rows(caches_of(items, self.clock), "events")
         )
@@ -141,7 +140,7 @@ class MomentRoutes:
     ) -> Response:
         """Return the times that can be asked with `at`: those in which the recorder knew the fleet. The rest are gaps."""
         begin_s, end_s = parse_range(from_, to, self.clock.now().timestamp())
-        known = await self.past.known(begin_s, end_s)
+        known = await self.past.reader.known(begin_s, end_s)
         return json_response(
             {
                 "from": show_time(begin_s),

@@ -18,7 +18,7 @@ from dashboard.fleet_model import FleetModel
 from dashboard.subscription import parse_selections
 from insight.conditions import Row
 from schemas.records import role_includes
-from schemas.wire.errors import Refusal, RefusedError
+from schemas.wire.errors import refused
 
 _FOREVER: Final = {
     "cache-control": "public, max-age=31536000, immutable",
@@ -67,7 +67,7 @@ class PageRoutes:
         asset = self.assets.files.get(name) if version == self.assets.version else None
         if asset is None:
             message = "There is no such file in this release of the page. Load the page again."
-            raise RefusedError(Refusal(status=404, message=message))
+            raise refused(404, message)
         body, headers = asset.body, dict(_FOREVER)
         if asset.packed is not None and takes_gzip(request):
             body, headers["content-encoding"] = asset.packed, "gzip"

@@ -29,8 +29,8 @@ from manifests.observe import observe
 from manifests.plan import Change, CreatedObject, UnchangedObject, change_text, plan_id
 from manifests.yaml import core_schema
 from schemas.meta import ApiModel, ApiObject, ObjectName
-from schemas.wire.errors import Refusal, RefusedError, invalid
-from store.errors import StoreError, UndecodableError
+from schemas.wire.errors import invalid, refused
+from store.errors import UnavailableError, UndecodableError
 from store.port import Transport
 
 T = TypeVar("T")
@@ -86,8 +86,7 @@ class QuestionRoutes:
             caches, head = moment.caches, {"at": show_time(moment.at_s)}
         found = await self.ask(PlannerQuestion(kind="explain", name=name), caches)
         if not found:
-            message = f"There is no ModelDeployment '{name[:200]}'."
-            raise RefusedError(Refusal(status=404, message=message))
+            raise refused(404, f"There is no ModelDeployment '{name[:200]}'.")
         return json_response({**head, **found})
 
     async def doctor(self) -> Response:
@@ -146,7 +145,7 @@ class QuestionRoutes:
 
         Raises:
             ManifestErrors: the problems of the manifest.
-            RefusedError: the store does not answer.
+            StoreError: the store does not answer.
 
         """
         loaded = await self.compute(lambda: load_text(manifest))
@@ -155,8 +154,8 @@ class QuestionRoutes:
                 observed = await observe(self.transport, [item.key for item in loaded])
         except UndecodableError as error:
             raise ManifestErrors([ManifestError(source=_SOURCE, message=str(error))]) from error
-        except (StoreError, TimeoutError) as error:
-            raise store_refusal(error) from error
+        except TimeoutError as error:
+            raise UnavailableError(f"not within {_LONGEST_S:g} s") from error
         return await self.compute(lambda: applying.compare(loaded, observed, self.clock))
 
     async def compute(self, work: Callable[[], T]) -> T:
@@ -171,8 +170,7 @@ class QuestionRoutes:
                 await self._slot.acquire()
         except TimeoutError as error:
             message = "Other questions are being answered. Try again."
-            refusal = Refusal(status=503, message=message, retry_after_s=5)
-            raise RefusedError(refusal) from error
+            raise refused(503, message, retry_after_s=5) from error
         running = asyncio.get_running_loop().run_in_executor(None, work)
         # Its thread goes on if this request is cancelled, and has the slot until its end.
         running.add_done_callback(lambda _: self._slot.release())
@@ -181,8 +179,7 @@ class QuestionRoutes:
     def _caches(self) -> FleetCaches:
         if not self.model.is_ready:
             message = "The state of the fleet is not known yet. Try again soon."
-            refusal = Refusal(status=503, message=message, retry_after_s=1)
-            raise RefusedError(refusal)
+            raise refused(503, message, retry_after_s=1)
         return self.model.caches
 
 
@@ -191,7 +188,7 @@ async def _read_body(request: Request) -> bytes:
     async for part in request.stream():
         found += part
         if len(found) > _MOST_BODY:
-            raise RefusedError(Refusal(status=413, message="The body is larger than 1 MB."))
+            raise refused(413, "The body is larger than 1 MB.")
     return bytes(found)
 
 
@@ -217,18 +214,6 @@ def load_text(text: str) -> list[LoadedObject]:
     if not parsed.documents:
         raise ManifestErrors([ManifestError(source=_SOURCE, message="declares nothing", line=1)])
     return read_objects(parsed.documents)
-
-
-def store_refusal(error: Exception) -> RefusedError:
-    """Return the refusal of a request that the store did not answer."""
-    message = f"The control plane does not answer, so nothing was changed or compared: {error}"
-    refusal = Refusal(
-        status=503,
-        message=message,
-        code="store_unavailable",
-        retry_after_s=2,
-    )
-    return RefusedError(refusal)
 
 
 def error_rows(errors: ManifestErrors) -> list[Row]:

@@ -5,8 +5,8 @@ from typing import TypeVar
 import msgspec
 from fastapi import Request
 
-from machinery.request_body import BodyReader, RequestRefusedError
-from schemas.wire.errors import Refusal, RefusedError
+from machinery.request_body import BodyReader
+from schemas.wire.errors import invalid
 
 Body = TypeVar("Body")
 
@@ -15,15 +15,12 @@ async def read_json(bodies: BodyReader, request: Request, model: type[Body]) -> 
     """Return the body of a request.
 
     Raises:
-        RefusedError: it is too large, too slow, or not of this form.
+        RequestRefusedError: it is too large or too slow.
+        RefusedError: it is not of this form.
 
     """
-    try:
-        raw = await bodies.read(request)
-    except RequestRefusedError as error:
-        raise RefusedError(Refusal(status=error.status, message=str(error))) from error
+    raw = await bodies.read(request)
     try:
         return msgspec.json.decode(raw or b"{}", type=model)
     except (msgspec.MsgspecError, RecursionError) as error:
-        message = f"The body cannot be read: {str(error)[:300]}."
-        raise RefusedError(Refusal(status=400, message=message)) from error
+        raise invalid(f"The body cannot be read: {str(error)[:300]}.") from error

@@ -10,19 +10,14 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import StringConstraints
 
-from dashboard.api.event_stream import (
-    StateStream,
-    StreamSlots,
-    compressed,
-    counted,
-    snapshot,
-)
+from dashboard.api.event_stream import StateStream, StreamSlots, compressed, counted, snapshot
 from dashboard.api.past import PastReader
 from dashboard.api.time_parameters import show_time
 from dashboard.auth import Visitor
 from dashboard.fleet_figures import FleetFigures
 from dashboard.fleet_model import LIVE_VIEWS, FleetModel
 from dashboard.history.moments import Moment
+from dashboard.history.queries import ReadError
 from dashboard.history.writer import HistoryWriter
 from dashboard.subscription import (
     MOST_SELECTIONS,
@@ -35,7 +30,7 @@ from dashboard.subscription import (
 from insight import fleet_views
 from insight.conditions import Row
 from machinery.version import version
-from schemas.wire.errors import Refusal, RefusedError, invalid
+from schemas.wire.errors import RefusedError, invalid, refused
 from schemas.wire.health import StoreView
 
 _MAX_ROWS: Final = 500
@@ -111,7 +106,7 @@ class StateRoutes:
         """Return what the history has of the fleet: the store has not answered since the start of this process."""
         try:
             moment = await self.past.moment("now")
-        except RefusedError:
+        except (RefusedError, ReadError):
             self._check_ready()
             raise
         thread = await asyncio.to_thread(past_snapshot, moment, selections)
@@ -164,7 +159,7 @@ class StateRoutes:
         self._check_ready()
         if self.slots.count >= _MAX_STREAMS:
             message = f"{self.slots.count} streams are open already; close some, or poll /api/v1/snapshot."
-            raise RefusedError(Refusal(status=429, message=message, code="too_many_streams"))
+            raise refused(429, message, "too_many_streams")
         stream = StateStream(self.model, selections, self.slots)
         events = stream.events(last_event_id or since, client_of(request))
         headers = dict(_NO_BUFFER)
@@ -178,7 +173,7 @@ class StateRoutes:
     def _check_ready(self) -> None:
         if not self.model.is_ready:
             message = "The state of the fleet is not known yet: etcd was not reached since the start. Try again soon."
-            raise RefusedError(Refusal(status=503, message=message, retry_after_s=1))
+            raise refused(503, message, retry_after_s=1)
 
 
 def past_snapshot(moment: Moment, selections: Iterable[Selection]) -> Row:

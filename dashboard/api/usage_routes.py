@@ -14,8 +14,7 @@ from insight import usage
 from insight.usage import UsageRow
 from insight.usage_samples import SamplePair, sample_pair
 from machinery.clock import Clock
-from schemas.wire.errors import Refusal, RefusedError
-from store.errors import StoreError
+from store.errors import UnavailableError
 from store.port import Transport
 
 _OVER_S: Final = 1.0
@@ -56,7 +55,7 @@ class UsageRoutes:
         )
 
     async def _samples(self) -> SamplePair:
-        """Return two samples that are a second apart. Raises RefusedError."""
+        """Return two samples that are a second apart. Raises StoreError."""
         try:
             # The wait for the samples of another client counts, too.
             async with asyncio.timeout(_LONGEST_S), self._lock:
@@ -67,7 +66,5 @@ class UsageRoutes:
                     )
                     self._pair = pair
                 return pair
-        except (StoreError, TimeoutError) as error:
-            why = str(error) or f"no answer within {_LONGEST_S:g} s"
-            message = f"Usage needs tickets in etcd, which does not answer: {why}."
-            raise RefusedError(Refusal(status=503, message=message, retry_after_s=2)) from error
+        except TimeoutError as error:
+            raise UnavailableError(f"not within {_LONGEST_S:g} s") from error

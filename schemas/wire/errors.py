@@ -118,6 +118,14 @@ class ErrorBody:
         )
 
 
+def refused(
+    status: int, message: str, code: str | None = None, *, retry_after_s: int | None = None
+) -> RefusedError:
+    """Return the refusal of a request."""
+    refusal = Refusal(status=status, message=message, code=code, retry_after_s=retry_after_s)
+    return RefusedError(refusal)
+
+
 def invalid(message: str, param: str | None = None, code: str | None = None) -> RefusedError:
     """Return the refusal (400) of a request that fails however often it is repeated."""
     return RefusedError(Refusal(status=400, message=message, param=param, code=code))
@@ -130,7 +138,7 @@ CANCELLED_STATUS: Final = 499
 def cancelled() -> RefusedError:
     """Return the refusal of a request that an operator of the fleet cancelled; no other engine may answer it."""
     message = "This request was cancelled by an operator of the fleet."
-    return RefusedError(Refusal(status=CANCELLED_STATUS, message=message, code="request_cancelled"))
+    return refused(CANCELLED_STATUS, message, "request_cancelled")
 
 
 def body_too_large(limit: int, model: str = "") -> RefusedError:
@@ -138,21 +146,14 @@ def body_too_large(limit: int, model: str = "") -> RefusedError:
     message = f"The body is larger than {limit} bytes."
     if model:
         message = f"{message} No prompt that fits the context of the model '{model}' is as large."
-    return RefusedError(Refusal(status=413, message=message, code="body_too_large"))
+    return refused(413, message, "body_too_large")
 
 
 def unavailable(message: str, code: str, *, retry_after_s: int) -> RefusedError:
     """Return the refusal (503) of a request that another process, or this one later, can serve."""
-    return RefusedError(
-        Refusal(
-            status=503,
-            message=message,
-            code=code,
-            retry_after_s=retry_after_s,
-        )
-    )
+    return refused(503, message, code, retry_after_s=retry_after_s)
 
 
 def internal(message: str, code: str | None = None) -> RefusedError:
     """Return the refusal (500) of a request that failed by an error of ours."""
-    return RefusedError(Refusal(status=500, message=message, code=code))
+    return refused(500, message, code)
