@@ -59,13 +59,15 @@ const RIGHTS = {
 
 export function Rights({ store }) {
   const { name, role } = store.me;
-  const rights = (isHeld) => html`<ul>${Object.entries(RIGHTS).filter(([needed]) => store.may(needed) === isHeld).map(([needed, text]) => html`<li key=${needed}>${text}${!isHeld && html` <span class="quiet">(role ${needed})</span>`}</li>`)}</ul>`;
+  const right = ([needed, text]) => html`<li key=${needed}>${text}${!store.may(needed) && html` <span class="quiet">(role ${needed})</span>`}</li>`;
+  const rights = (isHeld) => html`<ul>${Object.entries(RIGHTS).filter(([needed]) => store.may(needed) === isHeld).map(right)}</ul>`;
   return html`<section aria-labelledby="rights"><h2 id="rights">What you may do</h2>
     <dl>
       <dt>${name ? html`The key <b>${name}</b>` : "This session"}, role ${role}, may</dt><dd>${rights(true)}</dd>
       ${role !== "admin" && html`<dt>It may not</dt><dd>${rights(false)}</dd>`}
     </dl>
-    ${role !== "admin" && html`<p class="quiet">A key keeps its role. An administrator makes another key: <code>fleetctl create apikey NAME --role viewer</code></p>`}
+    ${role !== "admin" && html`<p class="quiet">A key keeps its role. An administrator makes another key:
+      <code>fleetctl create apikey NAME --role viewer</code></p>`}
   </section>`;
 }
 

@@ -93,7 +93,8 @@ function ActionDialog({ store, verb, name, replicas, taints, before, at, onDone,
       ${verb === "scale" && html`<label>Replicas <input type="number" min="0" max="10000" value=${wanted} onInput=${(event) => setWanted(Number(event.target.value) || 0)} /></label>`}
       ${verb === "undo" && html`<${Revisions} name=${name} before=${before} chosen=${revision} onChoose=${setRevision} onFound=${() => setSought(false)} />`}
       ${verb === "taint" && html`<${TaintFields} onChange=${setTaint} />`}
-      ${verb === "untaint" && html`<${Select} label="Taint" value=${taint && taintText(taint)} choices=${taints.map(taintText)} onChange=${(text) => setTaint(taints.find((one) => taintText(one) === text))} />`}
+      ${verb === "untaint" && html`<${Select} label="Taint" value=${taint && taintText(taint)} choices=${taints.map(taintText)}
+        onChange=${(text) => setTaint(taints.find((one) => taintText(one) === text))} />`}
       ${problem && html`<p class="problem" role="alert">${problem}</p>`}
       ${waiting && html`<${Waiting} store=${store} what=${waiting} />`}
       ${seen && html`
@@ -143,6 +144,7 @@ function Revisions({ name, before, chosen, onChoose, onFound }) {
   const rows = (found?.revisions ?? []).filter((one) => !one.isCurrent || one.revision === chosen);
   const title = (one) => `${one.revision}, ${age(one.created)} old${one.cause ? `: ${one.cause}` : ""}`;
   const text = found && found.before === null ? "No recorded revision is as the model was before that change. Choose one." : problem;
-  return html`<${Select} label="Revision" value=${chosen ?? ""} choices=${[["", "the one before"], ...rows.map((one) => [one.revision, title(one)])]} onChange=${(one) => onChoose(Number(one) || null)} />
+  return html`<${Select} label="Revision" value=${chosen ?? ""} choices=${[["", "the one before"], ...rows.map((one) => [one.revision, title(one)])]}
+      onChange=${(one) => onChoose(Number(one) || null)} />
     ${before && text && html`<p class="quiet" role="status">${text}</p>`}`;
 }

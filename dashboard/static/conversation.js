@@ -29,7 +29,8 @@ function messagesOf({ question, images, results, answer, toolCalls }) {
 
 /** Send a request, and pass on each change of its turn. Throws if it is refused or breaks. */
 export function stream(body, { headers, signal }, change) {
-  const init = { signal, method: "POST", headers: { ...headers, ...CHANGE_HEADERS }, body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }) };
+  const text = JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } });
+  const init = { signal, method: "POST", headers: { ...headers, ...CHANGE_HEADERS }, body: text };
   const beganAt = performance.now();
   return ask("/chat/v1/chat/completions", init, async (answer) => {
     const header = (name) => answer.headers.get(`x-fleet-${name}`) ?? "";

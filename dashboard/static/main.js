@@ -134,7 +134,8 @@ function Screen() {
 
 function NoRight({ role }) {
   return html`<h1>Your key may not see this</h1>
-    <p>The key <b>${store.me.name}</b> has the role ${store.me.role}; this page needs the role ${role}. Log in with another key, or go to <a href="/chat">Chat</a>.</p>
+    <p>The key <b>${store.me.name}</b> has the role ${store.me.role}; this page needs the role ${role}.
+      Log in with another key, or go to <a href="/chat">Chat</a>.</p>
     <${Rights} store=${store} />`;
 }
 

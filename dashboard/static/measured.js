@@ -4,7 +4,7 @@ import { html, useState } from "./vendor/htm-preact.js";
 import { Chart } from "./charts.js";
 import { getJson } from "./fleet_store.js";
 import { bytes, number, short, span } from "./format.js";
-import { Badge, Command, Details, ObjectLink, Segments, Table, Text, useRead } from "./parts.js";
+import { Badge, Command, Details, Segments, Table, Text, useRead } from "./parts.js";
 
 const RANGES = ["1h", "6h", "24h"];
 const READ_MS = 15_000;
@@ -75,11 +75,9 @@ const TITLES = {
 };
 const OBJECTIVES = [
   ["Objective", (one) => TITLES[one.objective]?.[0] ?? one.objective],
-  ["Window", (one) => one.window],
-  ["Target", (one) => withUnit(one.target, one), "number"],
-  ["Measured", (one) => withUnit(one.measured, one), "number"],
-  ["Burn rate", burnRate, "number"],
-  ["Requests", (one) => number(one.requests), "number"],
+  ["Window", "window"],
+  ["Target", (one) => withUnit(one.target, one), "number"], ["Measured", (one) => withUnit(one.measured, one), "number"],
+  ["Burn rate", burnRate, "number"], ["Requests", "requests", number],
 ];
 
 export function Objectives({ name }) {
@@ -117,26 +115,24 @@ function burnRate({ burnRate: value }) {
 }
 
 const USAGE_MS = 5_000;
+/** A sampled value, `?` if no process reported it, and with a plus if some processes did not. */
+function sampled(title, field, format, total) {
+  const text = (row) => `${format(row[field])}${row.partial.includes(field) ? "+" : ""}${total && row[total] !== null ? ` of ${format(row[total])}` : ""}`;
+  return [title, (row) => (row[field] === null ? "?" : text(row)), "number"];
+}
+
 const COLUMNS = {
   nodes: [
-    ["Node", (one) => html`<${ObjectLink} kind="Node" name=${one.name} />`],
-    ["Memory used", (one) => of(one, "usedBytes", bytes, "totalBytes"), "number"],
-    ["Models", (one) => of(one, "modelsBytes", bytes, "allocatableBytes"), "number"],
-    ["Engines", (one) => of(one, "engines", short), "number"],
+    ["Node", "name", "Node"],
+    sampled("Memory used", "usedBytes", bytes, "totalBytes"), sampled("Models", "modelsBytes", bytes, "allocatableBytes"), sampled("Engines", "engines", short),
   ],
   models: [
-    ["Model", (one) => html`<${ObjectLink} kind="ModelDeployment" name=${one.name} />`],
-    ["Ready", (one) => `${one.ready}/${one.wanted}`, "number"],
-    ["Memory", (one) => of(one, "memoryBytes", bytes), "number"],
-    ["Requests/s", (one) => of(one, "requestsPerSecond", short), "number"],
-    ["First token", (one) => of(one, "firstTokenS", (seconds) => span(1000 * seconds)), "number"],
+    ["Model", "name", "ModelDeployment"], ["Ready", (one) => `${one.ready}/${one.wanted}`, "number"],
+    sampled("Memory", "memoryBytes", bytes), sampled("Requests/s", "requestsPerSecond", short),
+    sampled("First token", "firstTokenS", (seconds) => span(1000 * seconds)),
   ],
 };
-const SHARED = [
-  ["In flight", (one) => of(one, "inFlight", short), "number"],
-  ["Queue", (one) => of(one, "queue", short), "number"],
-  ["Tokens/s", (one) => of(one, "tokensPerSecond", short), "number"],
-];
+const SHARED = [sampled("In flight", "inFlight", short), sampled("Queue", "queue", short), sampled("Tokens/s", "tokensPerSecond", short)];
 
 /** `what`: nodes or models. */
 export const Usage = ({ what }) => html`<${Details} summary="Current usage" data-usage><${Sampled} what=${what} /><//>`;
@@ -148,11 +144,4 @@ function Sampled({ what }) {
     ${problem && html`<p class="problem">${problem}</p>`}
     ${found.reasons.map((reason) => html`<p class="quiet" key=${reason}>unknown values: ${reason}</p>`)}
     <${Command} text=${`fleetctl top ${what}`} />`;
-}
-
-/** A value, `?` if no process reported it, and with a plus if some processes did not. */
-function of(row, name, format, total) {
-  if (row[name] === null) return "?";
-  const value = `${format(row[name])}${row.partial.includes(name) ? "+" : ""}`;
-  return total && row[total] !== null ? `${value} of ${format(row[total])}` : value;
 }

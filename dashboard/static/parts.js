@@ -26,7 +26,7 @@ export const logPath = (source) => `/activity?tab=logs&of=${encodeURIComponent(s
 export const tryPath = (kind, name, numbers = {}) => `/try?${new URLSearchParams(Object.entries({ kind, name, ...numbers }).filter(([, value]) => value))}`;
 
 /** Return an object's name as fleetctl takes it, such as md/qwen. */
-export const reference = (kind, name) => `${KINDS[kind] ?? kind.toLowerCase()}/${name}`;
+const reference = (kind, name) => `${KINDS[kind] ?? kind.toLowerCase()}/${name}`;
 
 export function useStore(store) {
   const [, redraw] = useReducer((number) => number + 1, 0);
@@ -87,10 +87,26 @@ export function MemoryBar({ mac }) {
   </span>`;
 }
 
+/** A moment with the whole of it behind it. */
+const When = ({ at, text }) => html`<time datetime=${at} title=${at}>${text}</time>`;
+
+const CLASSES = ["number", "wide", "figure"];
+const classOf = ([, , as]) => (as === Text ? "wide" : typeof as === "function" ? "number" : CLASSES.includes(as) ? as : "");
+
 /**
- * A table that becomes cards on a phone. Of a long one only the rows in sight are in the document.
- * `columns`: [title, cell of a row, class]; `rows` have unique names.
+ * What is in a cell of a column [title, value, as]. `value`: a field of the row, or a function of it. `as`: a kind, to which the
+ * names in it lead; "names" of what has no page; a time as "ago" or by the "clock"; Text; a format of numbers; or a class.
  */
+function cellOf([, value, as], row) {
+  const content = typeof value === "function" ? value(row) : row[value];
+  if (as === "names" || PAGES[as]) return html`<${Names} kind=${PAGES[as] && as} names=${[content ?? []].flat()} />`;
+  if (as === "ago") return html`<${When} at=${content} text=${`${age(content)} ago`} />`;
+  if (as === "clock") return html`<${When} at=${content} text=${clock(content)} />`;
+  if (as === Text) return html`<${Text} text=${content} />`;
+  return typeof as === "function" ? as(content) : content ?? "-";
+}
+
+/** A table that becomes cards on a phone. Of a long one only the rows in sight are in the document. `rows` have unique names. */
 export function Table({ caption, columns, rows, empty }) {
   if (!rows.length) return html`<p class="quiet">${empty}</p>`;
   if (rows.length > MOST_WHOLE_ROWS) return html`<${LongTable} caption=${caption} columns=${columns} rows=${rows} />`;
@@ -101,10 +117,10 @@ export function Table({ caption, columns, rows, empty }) {
   </table>`;
 }
 
-export const reasonColumn = (rows) => (rows.some((row) => row.reason) ? [["Reason", (row) => html`<${Text} text=${row.reason} />`, "wide"]] : []);
+export const reasonColumn = (rows) => (rows.some((row) => row.reason) ? [["Reason", "reason", Text]] : []);
 
-const Titles = ({ columns }) => html`<thead><tr>${columns.map(([title, , kind]) => html`<th scope="col" key=${title} class=${kind ?? ""}>${title}</th>`)}</tr></thead>`;
-const Cells = ({ columns, row }) => columns.map(([title, cell, kind]) => html`<td key=${title} data-title=${title} class=${kind ?? ""}>${cell(row)}</td>`);
+const Titles = ({ columns }) => html`<thead><tr>${columns.map((one) => html`<th scope="col" key=${one[0]} class=${classOf(one)}>${one[0]}</th>`)}</tr></thead>`;
+const Cells = ({ columns, row }) => columns.map((one) => html`<td key=${one[0]} data-title=${one[0]} class=${classOf(one)}>${cellOf(one, row)}</td>`);
 
 /** A table with the rows in sight and the focused one; gaps stand for the others, as high as those were or may be. */
 function LongTable({ caption, columns, rows }) {
@@ -181,16 +197,16 @@ export function Problems({ problems }) {
   ${worst.length > MOST_PROBLEMS && html`<p class="quiet">and ${worst.length - MOST_PROBLEMS} more</p>`}`;
 }
 
+const EVENTS = [
+  ["Last seen", "lastSeen", "clock"],
+  ["Type", (one) => html`<${Badge} tone=${one.type === "Warning" ? "warning" : "idle"}>${one.type}<//>`],
+  ["Object", (one) => html`<${ObjectLink} kind=${one.kind} name=${one.object} />`],
+  ["Reason", (one) => `${one.reason}${one.count > 1 ? ` (${one.count} times)` : ""}`], ["Message", "message", Text],
+];
+
 export function Events({ events, empty = "Nothing happened within the last hour." }) {
-  const columns = [
-    ["Last seen", (one) => html`<time datetime=${one.lastSeen} title=${one.lastSeen}>${clock(one.lastSeen)}</time>`],
-    ["Type", (one) => html`<${Badge} tone=${one.type === "Warning" ? "warning" : "idle"}>${one.type}<//>`],
-    ["Object", (one) => html`<${ObjectLink} kind=${one.kind} name=${one.object} />`],
-    ["Reason", (one) => `${one.reason}${one.count > 1 ? ` (${one.count} times)` : ""}`],
-    ["Message", (one) => html`<${Text} text=${one.message} />`, "wide"],
-  ];
   const newest = [...events].sort((a, b) => (a.lastSeen < b.lastSeen ? 1 : -1));
-  return html`<${Table} caption="Events, the newest first" columns=${columns} rows=${newest} empty=${empty} />`;
+  return html`<${Table} caption="Events, the newest first" columns=${EVENTS} rows=${newest} empty=${empty} />`;
 }
 
 /** The command that shows or does the same, to copy. */
@@ -322,7 +338,8 @@ export function Segments({ label, value, choices, onChange }) {
 /** A part of a screen that costs nothing until it is opened. */
 export function Details({ summary, isOpenFirst = false, children, ...more }) {
   const [isOpen, setOpen] = useState(isOpenFirst);
-  return html`<details open=${isOpen} onToggle=${(event) => setOpen(event.target.open)} ...${more}><summary>${summary}</summary>${isOpen && children}</details>`;
+  const toggle = (event) => setOpen(event.target.open);
+  return html`<details open=${isOpen} onToggle=${toggle} ...${more}><summary>${summary}</summary>${isOpen && children}</details>`;
 }
 
 /** Return the rows that have the text in any column. */

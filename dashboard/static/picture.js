@@ -27,7 +27,7 @@ const MOON = "M6 0A6 6 0 1 0 12 7A4.6 4.6 0 1 1 6 0Z";
  * The state of a fleet as the picture takes it.
  * @returns {import("./picture_layout.js").Picture}
  */
-export function pictureOf(store, needs = new Map()) {
+function pictureOf(store, needs = new Map()) {
   const active = new Map();
   for (const { replica } of store.rows("inFlight")) if (replica) active.set(replica, (active.get(replica) ?? 0) + 1);
   const macs = store.rows("macs").map((mac) => macOf(mac, (mac.fills ?? []).map((fill) => ({ ...fill, active: active.get(fill.replica) ?? 0, limit: store.row("models", fill.model)?.concurrency }))));
@@ -338,7 +338,8 @@ function drop(group, { cell, fill }) {
 
 /** The colours of the models that can be seen, and which cannot: at this scale their replicas are thinner than a line. */
 function PictureLegend({ hues, layout: { cells, outside } }) {
-  const seen = new Set([...cells.flatMap(({ fills }) => fills.filter(({ width }) => width > LINE_PX).map(({ fill }) => fill.model)), ...outside.map(({ item }) => item.model)]);
+  const fills = cells.flatMap((cell) => cell.fills).filter(({ width }) => width > LINE_PX);
+  const seen = new Set([...fills.map(({ fill }) => fill.model), ...outside.map(({ item }) => item.model)]);
   const [drawn, small] = [true, false].map((isSeen) => [...hues].filter(([model]) => seen.has(model) === isSeen));
   const models = drawn.slice(0, MOST_LEGEND);
   return html`<ul class="legend">
@@ -350,10 +351,9 @@ function PictureLegend({ hues, layout: { cells, outside } }) {
 }
 
 const COLUMNS = [
-  ["Mac", (mac) => html`<${ObjectLink} kind="Node" name=${mac.name} />`],
+  ["Mac", "name", "Node"],
   ["State", (mac) => html`<${MacState} mac=${mac} />`],
-  ["For models", (mac) => bytes(mac.roomBytes), "number"],
-  ["Free", (mac) => bytes(freeBytes(mac)), "number"],
+  ["For models", "roomBytes", bytes], ["Free", freeBytes, bytes],
   ["Replicas", (mac) => mac.fills.map((fill) => `${fill.replica} ${bytes(fill.bytes)}${fillNote(fill)}`).join(", ") || "-", "wide"],
 ];
 

@@ -3,7 +3,7 @@
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { getJson } from "./fleet_store.js";
 import { bytes } from "./format.js";
-import { Badge, Command, Names, ObjectLink, Table, Text, tryPath, useRead } from "./parts.js";
+import { Badge, Command, Names, Table, Text, tryPath, useRead } from "./parts.js";
 
 /** Parts of a memory proof: [field, word, class]. */
 const PARTS = [
@@ -127,7 +127,7 @@ export function WhyPending({ name, revision }) {
 
 function columns(scale) {
   return [
-    ["Mac", (one) => html`<${ObjectLink} kind="Node" name=${one.node} />`],
+    ["Mac", "node", "Node"],
     ["Fits", (one) => html`<${Badge} tone=${one.fits ? "good" : "bad"}>${one.fits ? `score ${one.score.toFixed(1)}` : one.refusal.reason}<//>`],
     ["Need", (one) => amount(one, "need"), "number"],
     ["Has", (one) => amount(one, "have"), "number"],

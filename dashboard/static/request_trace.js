@@ -70,10 +70,10 @@ export function CandidateTable({ rows, chosen = "", empty }) {
   const parts = [...new Set(rows.flatMap((one) => Object.keys(one.parts ?? one.scores ?? {})))];
   const columns = [
     ["Engine", (one) => html`${one.replica ?? one.name}${chosen && chosen === one.replica ? html`${" "}<${Badge} tone="good">chosen<//>` : ""}${one.ejected ? html`${" "}<${Badge} tone="warning">ejected<//>` : ""}${one.leased === false ? html`${" "}<${Badge} tone="idle">withdrawn: the last resort<//>` : ""}`],
-    ...(rows.some((one) => one.worker) ? [["Mac", (one) => (one.worker ? html`<${ObjectLink} kind="Node" name=${one.worker} />` : "-")]] : []),
-    ["Score", (one) => shown(one.score), "number"],
-    ...parts.map((part) => [part, (one) => shown((one.parts ?? one.scores)?.[part]), "number"]),
-    rows.some((one) => one.load !== undefined) ? ["Load", (one) => shown(one.load), "number"] : ["In flight", (one) => one.inFlight ?? one.running ?? "-", "number"],
+    ...(rows.some((one) => one.worker) ? [["Mac", "worker", "Node"]] : []),
+    ["Score", "score", shown],
+    ...parts.map((part) => [part, (one) => (one.parts ?? one.scores)?.[part], shown]),
+    rows.some((one) => one.load !== undefined) ? ["Load", "load", shown] : ["In flight", (one) => one.inFlight ?? one.running, "number"],
   ];
   return html`<${Table} caption="Candidates" columns=${columns} rows=${rows.map((one, at) => ({ ...one, name: `${at}` }))} empty=${empty} />`;
 }

@@ -7,11 +7,7 @@ import { Badge, Details, Diff, logPath, MacState, ObjectLink, Select, Table, use
 import { replicaState } from "./screens/object.js";
 
 const MOST_FIELDS = 5;
-const CHANGES = [
-  ["When", (one) => html`<time datetime=${one.at} title=${one.at}>${clock(one.at)}</time>`],
-  ["Part", (one) => one.part],
-  ["Changed", (one) => fieldsText(one), "wide"],
-];
+const CHANGES = [["When", "at", "clock"], ["Part", "part"], ["Changed", fieldsText, "wide"]];
 
 export function ObjectHistory({ kind, name }) {
   const path = `/api/v1/objects/${kind}/${encodeURIComponent(name)}`;
@@ -31,7 +27,8 @@ function Comparison({ choices, first, last, read }) {
   const [to, setTo] = useState(last);
   const [answer, problem] = useRead(() => read(from, to), [from, to, first, last]);
   const diff = answer?.diff;
-  return html`<div class="row toolbar"><${Select} label="Difference from" value=${from} choices=${choices} onChange=${setFrom} /><${Select} label="to" value=${to} choices=${choices} onChange=${setTo} /></div>
+  return html`<div class="row toolbar"><${Select} label="Difference from" value=${from} choices=${choices} onChange=${setFrom} />
+      <${Select} label="to" value=${to} choices=${choices} onChange=${setTo} /></div>
     ${problem && html`<p class="problem" role="status">${problem}</p>`}
     ${diff === "" ? html`<p class="quiet">They are the same.</p>` : diff && html`<div data-difference><${Diff} text=${diff} /></div>`}`;
 }
@@ -64,7 +61,8 @@ export function RolloutTree({ store, model, replicas }) {
     <ul class="tree" aria-label=${`Revisions of ${name} with their replicas`}>${live.map(draw)}</ul>
     ${!live.length && html`<p class="quiet">No replica is placed.</p>`}
     ${earlier.length > 0 && html`<${Details} summary=${count(earlier.length, "earlier revision")}><ul class="tree">${earlier.map(draw)}</ul><//>`}
-    ${revisions.length > 1 && html`<${Details} summary="Compare two revisions"><${Comparison} key=${revisions[0].name} choices=${revisions.map((one) => [one.name, `revision ${one.revision}`])} first=${revisions.at(-1).name} last=${revisions[0].name}
+    ${revisions.length > 1 && html`<${Details} summary="Compare two revisions"><${Comparison} key=${revisions[0].name} first=${revisions.at(-1).name} last=${revisions[0].name}
+        choices=${revisions.map((one) => [one.name, `revision ${one.revision}`])}
         read=${(from, to) => getJson(`/api/v1/revisions/${encodeURIComponent(name)}/diff?${new URLSearchParams({ from, to })}`)} /><//>`}
   </section>`;
 }
@@ -124,7 +122,7 @@ export function VersionTraffic({ name, servedNames, replicas }) {
   const rows = versionsOf(replicas, requests).map((one) => ({ ...one, name: one.template, title: titleOf(one.template, revisions) }));
   const of = rows.reduce((sum, one) => sum + one.requests.length, 0);
   const columns = [
-    ["Version", (one) => one.title],
+    ["Version", "title"],
     ["Replicas", (one) => `${one.ready} of ${one.replicas} ready`, "number"],
     ["Requests", (one) => (of ? `${one.requests.length} (${Math.round((100 * one.requests.length) / of)} %)` : "0"), "number"],
     ["Failed", (one) => one.requests.filter((request) => request.status === "error").length, "number"],

@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "./vendor/htm-preact.js";
 import { getJson } from "./fleet_store.js";
 import { moment } from "./format.js";
-import { Segments, useListener, useRead } from "./parts.js";
+import { Segments, useListener, useRead, useRested } from "./parts.js";
 import { note } from "./router.js";
 
 const RANGES = [[900, "15 min"], [3600, "1 h"], [86_400, "24 h"]];
@@ -18,15 +18,13 @@ export function TimeBar({ store, onClose }) {
   const known = record?.known ?? [];
   const begin = known.length ? (Date.parse(known[0][0]) - base) / 1000 : -86_400;
   const first = Math.max(-range, begin);
+  const rested = useRested(seconds, WAIT_MS);
   useEffect(() => {
-    const timer = setTimeout(() => {
-      const at = seconds ? new Date(base + seconds * 1000).toISOString() : "";
-      if (at === store.at) return;
-      note({ at });
-      void store.goTo(at);
-    }, WAIT_MS);
-    return () => clearTimeout(timer);
-  }, [seconds]);
+    const at = rested ? new Date(base + rested * 1000).toISOString() : "";
+    if (at === store.at) return;
+    note({ at });
+    void store.goTo(at);
+  }, [rested]);
   const show = (wanted) => setSeconds(Math.max(begin, Math.min(0, wanted)));
   const step = range / STEPS;
   useListener("keydown", (event) => {

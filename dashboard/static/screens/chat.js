@@ -150,7 +150,8 @@ export function Chat({ store, query }) {
     for (const name of names) aborts.current.get(name)?.abort();
     setTurns((now) => Object.fromEntries(Object.entries(now).filter(([name]) => !names.includes(name))));
   };
-  const select = (label, at, choices) => html`<${Select} label=${label} value=${names[at]} choices=${[...new Set([...(names[at] ? [names[at]] : []), ...choices])]} onChange=${(name) => rename(at, name)} />`;
+  const select = (label, at, choices) => html`<${Select} label=${label} value=${names[at]}
+    choices=${[...new Set([...(names[at] ? [names[at]] : []), ...choices])]} onChange=${(name) => rename(at, name)} />`;
   return html`<div class="chat">
     <div>
       <h1 class="hidden">Chat</h1>

@@ -3,30 +3,30 @@
 import { html } from "../vendor/htm-preact.js";
 import { age, bytes } from "../format.js";
 import { getJson } from "../fleet_store.js";
-import { Badge, Command, Details, MacState, Names, ObjectLink, Table, useRead } from "../parts.js";
+import { Badge, Command, Details, MacState, ObjectLink, Table, Text, useRead } from "../parts.js";
 import { ObjectPage } from "./object.js";
 
 const READ_MS = 5_000;
 const KINDS = ["weights", "kv", "prefill", "prefix", "adapter", "draft", "process"];
 
+const GROUPS = [
+  ["Group", "name", "ShardGroup"],
+  ["Members", (one) => html`<${Badge} tone=${one.readyMembers >= one.members ? "good" : "warning"}>${one.readyMembers} of ${one.members} ready<//>`],
+  ["Backend", "backend"], ["Split", "parallelism"],
+  ["Cables", (one) => (one.lastCheck ? `${one.lastCheck}${one.gbPerSecond ? `, ${one.gbPerSecond} GB/s` : ""}` : "not checked")],
+  ["Replicas", "replicas", "Replica"], ["Reason", "reason", Text],
+];
+
 export function Groups({ store }) {
-  const columns = [
-    ["Group", (one) => html`<${ObjectLink} kind="ShardGroup" name=${one.name} />`],
-    ["Members", (one) => html`<${Badge} tone=${one.readyMembers >= one.members ? "good" : "warning"}>${one.readyMembers} of ${one.members} ready<//>`],
-    ["Backend", (one) => one.backend],
-    ["Split", (one) => one.parallelism],
-    ["Cables", (one) => (one.lastCheck ? `${one.lastCheck}${one.gbPerSecond ? `, ${one.gbPerSecond} GB/s` : ""}` : "not checked")],
-    ["Replicas", (one) => html`<${Names} kind="Replica" names=${one.replicas} />`],
-    ["Reason", (one) => one.reason, "wide"],
-  ];
-  return html`<${Table} caption="Shard groups" columns=${columns} rows=${store.rows("groups")} empty="There is no ShardGroup: Macs that are cabled into one larger machine." />
+  return html`<${Table} caption="Shard groups" columns=${GROUPS} rows=${store.rows("groups")} empty="There is no ShardGroup: Macs that are cabled into one larger machine." />
     <${Command} text="fleetctl get shardgroups" />`;
 }
 
 export function Group({ store, name, row: group }) {
   const [found, problem] = useRead(() => getJson(`/api/v1/groups/${encodeURIComponent(name)}`), [name], READ_MS);
   const members = found?.members.length ? found.members : group.listed;
-  return html`<${ObjectPage} store=${store} kind="ShardGroup" name=${name} trail=${html`<a href="/macs?tab=groups">Groups</a>`} commands=${[`fleetctl fabric bench ${name}`]}>
+  return html`<${ObjectPage} store=${store} kind="ShardGroup" name=${name}
+    trail=${html`<a href="/macs?tab=groups">Groups</a>`} commands=${[`fleetctl fabric bench ${name}`]}>
     <p><${Badge} tone=${group.readyMembers >= group.members ? "good" : "warning"}>${group.readyMembers} of ${group.members} members ready<//> ${group.size} wanted, ${group.backend}, ${group.parallelism}</p>
     ${problem && html`<p class="problem" role="status">${problem}</p>`}
     <h2>Members</h2>
@@ -44,7 +44,7 @@ function Links({ members, links, least, checks }) {
   const between = (a, b) => links.find((one) => (one.from === a && one.to === b) || (one.from === b && one.to === a));
   const last = checks[0];
   const columns = [
-    ["From", (row) => html`<${ObjectLink} kind="Node" name=${row.name} />`],
+    ["From", "name", "Node"],
     ...members.map((to) => [to, (row) => (row.name === to ? "" : html`<${Link} link=${between(row.name, to)} />`)]),
   ];
   return html`<section aria-labelledby="links">
@@ -57,12 +57,10 @@ function Links({ members, links, least, checks }) {
   </section>`;
 }
 
+const speed = (gbPerSecond) => gbPerSecond?.toFixed(2) ?? "-";
 const CHECKS = [
-  ["When", (one) => html`<time datetime=${one.at} title=${one.at}>${age(one.at)} ago</time>`],
-  ["Outcome", (one) => one.outcome],
-  ["GB/s", (one) => (one.gbPerSecond === null ? "-" : one.gbPerSecond.toFixed(2)), "number"],
-  ["Usual", (one) => (one.usualGbPerSecond === null ? "-" : one.usualGbPerSecond.toFixed(2)), "number"],
-  ["Message", (one) => one.message, "wide"],
+  ["When", "at", "ago"], ["Outcome", "outcome"],
+  ["GB/s", "gbPerSecond", speed], ["Usual", "usualGbPerSecond", speed], ["Message", "message", Text],
 ];
 
 function Link({ link }) {
@@ -84,17 +82,17 @@ function Split({ replica }) {
   </section>`;
 }
 
+const EPOCHS = [
+  ["Epoch", (one) => html`<strong>${one.epoch}</strong> ${one.endedAt === null && html`<${Badge} tone="good">now<//>`}`],
+  ["Replica", "replica", "Replica"], ["Started", "formedAt", "ago"],
+  ["Duration", (one) => (one.endedAt === null ? "running" : age(one.formedAt, Date.parse(one.endedAt)))],
+  ["Macs", "macs", "Node"],
+  ["End reason", (one) => [one.reason, one.message].filter(Boolean).join(": ") || (one.endedAt === null ? "" : "replaced"), "wide"],
+];
+
 function Epochs({ epochs }) {
-  const columns = [
-    ["Epoch", (one) => html`<strong>${one.epoch}</strong> ${one.endedAt === null && html`<${Badge} tone="good">now<//>`}`],
-    ["Replica", (one) => html`<${ObjectLink} kind="Replica" name=${one.replica} />`],
-    ["Started", (one) => html`<time datetime=${one.formedAt} title=${one.formedAt}>${age(one.formedAt)} ago</time>`],
-    ["Duration", (one) => (one.endedAt === null ? "running" : age(one.formedAt, Date.parse(one.endedAt)))],
-    ["Macs", (one) => html`<${Names} kind="Node" names=${one.macs} />`],
-    ["End reason", (one) => [one.reason, one.message].filter(Boolean).join(": ") || (one.endedAt === null ? "" : "replaced"), "wide"],
-  ];
   return html`<section aria-labelledby="epochs">
     <h2 id="epochs">Epochs <span class="quiet">of the last 24 hours</span></h2>
-    ${epochs === null ? html`<p class="quiet">This dashboard keeps no history: it was started without --state-dir.</p>` : html`<${Table} caption="Epochs" columns=${columns} rows=${epochs} empty="No replica was formed on this group." />`}
+    ${epochs === null ? html`<p class="quiet">This dashboard keeps no history: it was started without --state-dir.</p>` : html`<${Table} caption="Epochs" columns=${EPOCHS} rows=${epochs} empty="No replica was formed on this group." />`}
   </section>`;
 }

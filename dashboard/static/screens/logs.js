@@ -30,6 +30,7 @@ export function Logs({ store, query }) {
   ];
   const wanted = grep.toLowerCase();
   const shown = logs.lines.filter((one) => LEVELS.indexOf(one.level) >= LEVELS.indexOf(level) && (!wanted || one.text.toLowerCase().includes(wanted)));
+  const save = () => download(new Blob(shown.map((one) => `${one.text}\n`), { type: "text/plain" }), "fleet.log");
   const add = (name) => name && !chosen.includes(name) && setChosen([...chosen, name].slice(-MOST_LOGS));
   return html`
     <div class="row toolbar">
@@ -39,7 +40,7 @@ export function Logs({ store, query }) {
       <${Select} label="Minimum level" value=${level} choices=${LEVELS} onChange=${setLevel} />
       <button type="button" onClick=${() => setFollowing(!isFollowing)}>${isFollowing ? "Pause" : "Follow"}</button>
       <button type="button" onClick=${logs.clear}>Clear</button>
-      <button type="button" onClick=${() => download(new Blob(shown.map((one) => `${one.text}\n`), { type: "text/plain" }), "fleet.log")} disabled=${!shown.length}>Download</button>
+      <button type="button" onClick=${save} disabled=${!shown.length}>Download</button>
     </div>
     <ul class="chips">${chosen.map((one) => html`<li key=${one}>${one} ${logs.problems[one] && html`<span class="problem">${logs.problems[one]}</span>`}
       <button type="button" class="small" aria-label=${`Close ${one}`} onClick=${() => setChosen(chosen.filter((other) => other !== one))}>×</button></li>`)}</ul>

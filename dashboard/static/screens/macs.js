@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { age, bytes, figureText, taintText } from "../format.js";
-import { Badge, Command, Filter, lazy, logPath, MacState, matching, MemoryBar, Names, ObjectLink, reasonColumn, Table, Tabs, Text } from "../parts.js";
+import { Badge, Command, Filter, lazy, logPath, MacState, matching, MemoryBar, reasonColumn, Table, Tabs, Text } from "../parts.js";
 import { ObjectPage, replicaState } from "./object.js";
 
 const FleetPicture = lazy(() => import("../picture.js"), "FleetPicture");
@@ -25,14 +25,14 @@ function MacTable({ store }) {
   const rows = matching(store.rows("macs"), text);
   const isMeasured = [...store.views.figures.values()].some((one) => one.gpuPercent !== null || one.active > 0);
   const columns = [
-    ["Mac", (mac) => html`<${ObjectLink} kind="Node" name=${mac.name} />`],
+    ["Mac", "name", "Node"],
     ["State", (mac) => html`<${MacState} mac=${mac} />`],
     ["Chip", (mac) => `${mac.chip ?? "-"}, ${bytes(mac.memoryBytes)}`],
     ["For models", (mac) => html`<${MemoryBar} mac=${mac} />`],
-    ["Models", (mac) => html`<${Names} kind="ModelDeployment" names=${mac.models} />`],
+    ["Models", "models", "ModelDeployment"],
     ...(isMeasured ? [["GPU, requests", (mac) => loadText(store.row("figures", mac.name)), "number"]] : []),
-    ...(rows.some((mac) => mac.site) ? [["Site", (mac) => mac.site ?? "-"]] : []),
-    ...(new Set(rows.map((mac) => mac.agentVersion)).size > 1 ? [["Release", (mac) => mac.agentVersion ?? "-"]] : []),
+    ...(rows.some((mac) => mac.site) ? [["Site", "site"]] : []),
+    ...(new Set(rows.map((mac) => mac.agentVersion)).size > 1 ? [["Release", "agentVersion"]] : []),
     ...reasonColumn(rows),
   ];
   return html`
@@ -47,7 +47,8 @@ export function Mac({ store, name, row: mac }) {
   const replicas = store.rows("replicas").filter((one) => one.macs.includes(name));
   const figures = store.row("figures", name);
   const version = (column, of = "") => html`<${Version} of=${of} mac=${mac} column=${column} usual=${store.summary?.versions} />`;
-  return html`<${ObjectPage} store=${store} kind="Node" name=${name} trail=${html`<a href="/macs">Macs</a>`} commands=${[`fleetctl describe node ${name}`, `fleetctl drain ${name} --dry-run`]}>
+  return html`<${ObjectPage} store=${store} kind="Node" name=${name}
+    trail=${html`<a href="/macs">Macs</a>`} commands=${[`fleetctl describe node ${name}`, `fleetctl drain ${name} --dry-run`]}>
     <p><${MacState} mac=${mac} /> <${Text} text=${mac.reason} /></p>
     <p class="actions">
       <a href=${`/try?lost=${encodeURIComponent(name)}`}>Try without it</a>
@@ -98,30 +99,22 @@ function Version({ of, mac, column, usual }) {
 }
 
 const REPLICAS = [
-  ["Replica", (one) => html`<${ObjectLink} kind="Replica" name=${one.name} />`],
-  ["Model", (one) => html`<${ObjectLink} kind="ModelDeployment" name=${one.deployment} />`],
-  ["State", replicaState],
-  ["Macs", (one) => html`<${Names} kind="Node" names=${one.macs} />`],
-  ["Memory", (one) => bytes(one.memoryBytes), "number"],
-  ["Restarts", (one) => one.restarts, "number"],
+  ["Replica", "name", "Replica"], ["Model", "deployment", "ModelDeployment"], ["State", replicaState], ["Macs", "macs", "Node"],
+  ["Memory", "memoryBytes", bytes], ["Restarts", "restarts", "number"],
   ["Log", (one) => html`<a href=${logPath(`replica/${one.name}`)} aria-label=${`Log of ${one.name}`}>log</a>`],
-  ["Reason", (one) => html`<${Text} text=${[one.message, ...one.fetches].filter(Boolean).join("; ")} />`, "wide"],
+  ["Reason", (one) => [one.message, ...one.fetches].filter(Boolean).join("; "), Text],
 ];
 
 const JOINED = [
-  ["Mac", (mac) => html`<${ObjectLink} kind="Node" name=${mac.name} />`],
+  ["Mac", "name", "Node"],
   ["State", (mac) => html`<${MacState} mac=${mac} />`],
   ["Chip", (mac) => mac.chip ?? "its agent has not reported yet"],
-  ["Memory", (mac) => bytes(mac.memoryBytes), "number"],
-  ["Release", (mac) => mac.agentVersion ?? "-"],
+  ["Memory", "memoryBytes", bytes], ["Release", "agentVersion"],
 ];
 
 const WAITING = [
-  ["Mac", (one) => html`<${Names} names=${[one.node]} />`],
-  ["Chip", (one) => one.chip || "-"],
-  ["Memory", (one) => (one.memoryBytes ? bytes(one.memoryBytes) : "-"), "number"],
-  ["From", (one) => one.source],
-  ["Age", (one) => age(one.created)],
+  ["Mac", "node", "names"], ["Chip", (one) => one.chip || "-"], ["Memory", (one) => one.memoryBytes || null, bytes],
+  ["From", "source"], ["Age", (one) => age(one.created)],
   ["Approve", (one) => (one.isApproved ? "approved" : html`<${Command} text=${`fleetctl approve ${one.node}`} />`), "wide"],
 ];
 

@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { age, bytes } from "../format.js";
-import { Badge, Command, Details, Filter, lazy, matching, ModelState, Names, ObjectLink, Problems, problemsOf, reasonColumn, Table, tryPath } from "../parts.js";
+import { Badge, Command, Details, Filter, lazy, matching, ModelState, Names, Problems, problemsOf, reasonColumn, Table, tryPath } from "../parts.js";
 import { ObjectPage } from "./object.js";
 
 const Actions = lazy(() => import("../actions.js"), "Actions");
@@ -19,13 +19,10 @@ export function Models({ store }) {
   const [text, setText] = useState("");
   const rows = matching(store.rows("models"), text);
   const columns = [
-    ["Model", (model) => html`<${ObjectLink} kind="ModelDeployment" name=${model.name} />`],
+    ["Model", "name", "ModelDeployment"],
     ["State", (model) => html`<${ModelState} model=${model} /><${RolloutState} model=${model} />`],
-    ["Served as", (model) => html`<${Names} names=${model.servedNames} />`],
-    ["Source", (model) => model.source],
-    ["Macs", (model) => html`<${Names} kind="Node" names=${model.macs} />`],
-    ["Context", (model) => model.contextLength ?? "-", "number"],
-    ["Revision", (model) => model.revision, "number"],
+    ["Served as", "servedNames", "names"], ["Source", "source"], ["Macs", "macs", "Node"],
+    ["Context", "contextLength", "number"], ["Revision", "revision", "number"],
     ...reasonColumn(rows),
   ];
   return html`
@@ -46,7 +43,8 @@ export function Model({ store, name, row: model, query }) {
     (one) => (one.kind === "ModelDeployment" && one.object === name) || (one.kind === "Replica" && names.has(one.object)),
   );
   const commands = [`fleetctl explain placement ${name}`, `fleetctl rollout history ${name}`];
-  return html`<${ObjectPage} store=${store} kind="ModelDeployment" name=${name} trail=${html`<a href="/models">Models</a>`} events=${events} commands=${commands}>
+  return html`<${ObjectPage} store=${store} kind="ModelDeployment" name=${name}
+    trail=${html`<a href="/models">Models</a>`} events=${events} commands=${commands}>
     <p><${ModelState} model=${model} /><${RolloutState} model=${model} /></p>
     <p class="actions">
       ${!problems.some((one) => one.tone === "bad") && html`<a href=${`/chat?model=${encodeURIComponent(model.servedNames[0] ?? name)}`}>Chat with it</a>`}

@@ -26,11 +26,9 @@ export function ObjectPage({ store, kind, name, trail, events = store.about("eve
 }
 
 const CONDITIONS = [
-  ["Condition", (one) => one.type],
+  ["Condition", "type"],
   ["Status", (one) => html`<${Badge} tone=${one.isProblem ? "bad" : one.status === "Unknown" ? "idle" : "good"}>${one.status}<//>`],
-  ["Reason", (one) => one.reason],
-  ["Since", (one) => age(one.since)],
-  ["Message", (one) => html`<${Text} text=${one.message} />`, "wide"],
+  ["Reason", "reason"], ["Since", (one) => age(one.since)], ["Message", "message", Text],
 ];
 
 export function Conditions({ conditions }) {
@@ -50,7 +48,8 @@ function Yaml({ kind, name, isAsked }) {
 export const replicaState = (replica) => (replica.isReady ? "ready" : replica.reason || "pending");
 
 export function Replica({ store, name, row: replica }) {
-  return html`<${ObjectPage} store=${store} kind="Replica" name=${name} trail=${html`<${ObjectLink} kind="ModelDeployment" name=${replica.deployment} />`} commands=${[`fleetctl logs replica/${name}`]}>
+  return html`<${ObjectPage} store=${store} kind="Replica" name=${name}
+    trail=${html`<${ObjectLink} kind="ModelDeployment" name=${replica.deployment} />`} commands=${[`fleetctl logs replica/${name}`]}>
     <p><${Badge} tone=${replica.isReady ? "good" : "warning"}>${replicaState(replica)}<//> <${Text} text=${replica.message} /></p>
     <p class="actions"><a href=${logPath(`replica/${name}`)}>Log</a></p>
     ${replica.fetches.length > 0 && html`<ul>${replica.fetches.map((one) => html`<li key=${one}>${one}</li>`)}</ul>`}

@@ -4,7 +4,7 @@ import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { Chart } from "../charts.js";
 import { clock, count, short, span } from "../format.js";
 import { getJson, postJson } from "../fleet_store.js";
-import { Badge, Command, Figure, Names, ObjectLink, Select, Table, Tabs, useRead, useRested, useTicks } from "../parts.js";
+import { Badge, Command, Figure, Select, Table, Tabs, useRead, useRested, useTicks } from "../parts.js";
 import { note } from "../router.js";
 import { Prefill, Waterfall } from "../request_trace.js";
 import { brokenText } from "./overview.js";
@@ -87,12 +87,9 @@ const PHASES = { queued: "idle", prefill: "good", generating: "good" };
 
 function runningColumns(cancel) {
   const columns = [
-    ["Model", (one) => html`<${Names} names=${[one.model]} />`],
-    ["Key", (one) => one.apiKey ?? "-"],
-    ["Mac", (one) => (one.worker ? html`<${ObjectLink} kind="Node" name=${one.worker} />` : "-")],
+    ["Model", "model", "names"], ["Key", "apiKey"], ["Mac", "worker", "Node"],
     ["Phase", (one) => html`<${Badge} tone=${PHASES[one.phase] ?? "idle"}>${one.phase}<//> <${Prefill} request=${one} />`],
-    ["Tokens", (one) => one.tokens ?? "-", "number"],
-    ["Tokens/s", (one) => (one.tokens && one.seconds ? (one.tokens / one.seconds).toFixed(1) : "-"), "number"],
+    ["Tokens", "tokens", "number"], ["Tokens/s", (one) => (one.tokens && one.seconds ? (one.tokens / one.seconds).toFixed(1) : "-"), "number"],
     ["Age", (one) => `${one.seconds.toFixed(1)} s`, "number"],
     ["Request", (one) => html`<code>${one.id}</code>${one.resumptions ? ` resumed ${one.resumptions} times` : ""}`],
   ];
@@ -117,19 +114,17 @@ function Ended({ store, query: address }) {
   const row = rows && rows.find((one) => one.name === opened);
   const columns = [
     ["Ended", (one) => html`<button type="button" class="link" aria-expanded=${one.name === opened} onClick=${() => setOpened(one.name === opened ? "" : one.name)}>${clock(endOf(one))}</button>`],
-    ["Model", (one) => html`<${Names} names=${[one.model]} />`],
-    ["Mac", (one) => (one.worker ? html`<${ObjectLink} kind="Node" name=${one.worker} />` : "-")],
+    ["Model", "model", "names"], ["Mac", "worker", "Node"],
     ["Outcome", (one) => html`<${Badge} tone=${one.status === "ok" ? "good" : "bad"}>${one.status === "ok" ? "success" : one.status}<//>`],
-    ["First token", (one) => span(one.firstTokenMs), "number"],
-    ["Duration", (one) => span(one.latencyMs), "number"],
+    ["First token", "firstTokenMs", span], ["Duration", "latencyMs", span],
     ["Tokens", (one) => `${one.tokens.prompt} → ${one.tokens.output}`, "number"],
-    ["Key", (one) => one.apiKey ?? "-"],
-    ["Request", (one) => html`<code>${one.id}</code>`],
+    ["Key", "apiKey"], ["Request", (one) => html`<code>${one.id}</code>`],
   ];
   return html`<section aria-label="Ended">
     <form class="row toolbar" role="search" onSubmit=${(event) => event.preventDefault()}>
       ${field("model", "Model", { "data-filter": true })}${field("node", "Mac")}${field("key", "Key")}
-      <${Select} label="Outcome" value=${wanted.status} choices=${[["", "any"], "success", "error", "cancelled"]} onChange=${(status) => setWanted((now) => ({ ...now, status }))} />
+      <${Select} label="Outcome" value=${wanted.status} choices=${[["", "any"], "success", "error", "cancelled"]}
+        onChange=${(status) => setWanted((now) => ({ ...now, status }))} />
       ${field("slower", "Slower than, ms", { type: "number", min: 0 })}
     </form>
     ${problem && html`<p class="problem" role="status">${problem}</p>`}

@@ -84,11 +84,9 @@ function columns(store) {
   const deployed = new Map(store.rows("models").flatMap((model) => model.servedNames.map((name) => [name, model.name])));
   return [
     ["Model", (row) => html`<strong>${row.name}</strong><br /><span class="quiet">${parametersText(row.about)}</span>`],
-    ["Abilities", (row) => abilities(row.about)],
-    ["Quality", (row) => qualityText(row.about)],
-    ["On disk", (row) => bytes(row.about.bytes), "number"],
-    ["Memory", (row) => bytes(row.about.memoryBytes), "number"],
-    ["Fits on", (row) => (row.variants.length ? html`<${Names} kind="Node" names=${row.about.fits.map((fit) => fit.mac)} />` : html`<span class="quiet">${row.refusal?.message ?? "no Mac"}</span>`), "wide"],
+    ["Abilities", (row) => abilities(row.about)], ["Quality", (row) => qualityText(row.about)],
+    ["On disk", (row) => row.about.bytes, bytes], ["Memory", (row) => row.about.memoryBytes, bytes],
+    ["Fits on", (row) => (row.variants.length ? html`<${Names} names=${row.about.fits.map((fit) => fit.mac)} />` : html`<span class="quiet">${row.refusal?.message ?? "no Mac"}</span>`), "wide"],
     ["Speed", (row) => (row.variants.length ? speedText(row.about) : "-"), "figure"],
     ["Licence", (row) => row.about.license],
     ["Run", (row) => html`<${RunLink} row=${row} deployed=${deployed} />`],

@@ -4,7 +4,7 @@ import { html } from "../vendor/htm-preact.js";
 import { Rights } from "../account.js";
 import { age, count, number, short } from "../format.js";
 import { getJson } from "../fleet_store.js";
-import { Badge, Command, logPath, Names, Table, Tabs, useRead } from "../parts.js";
+import { Badge, Command, logPath, Table, Tabs, useRead } from "../parts.js";
 
 const TABS = [
   ["", "Keys and people", "user", Keys],
@@ -16,8 +16,7 @@ export const Settings = (props) => html`<h1>Settings</h1><${Tabs} path="/setting
 const PROCESSES = [
   ["Process", (one) => html`<code>${one.name}</code>`],
   ["State", (one) => html`<${Badge} tone=${one.problem ? "bad" : "good"}>${one.problem ? "does not answer" : one.word}<//> ${one.problem}`],
-  ["Address", (one) => one.url],
-  ["Release", (one) => one.version ?? "-"],
+  ["Address", "url"], ["Release", "version"],
   ["Log", (one) => html`<a href=${logPath(one.name)} aria-label=${`Log of ${one.name}`}>log</a>`],
 ];
 
@@ -44,17 +43,13 @@ function Processes({ store }) {
 /** The keys; without the role admin, one's own alone. */
 function Keys({ store }) {
   const [found, problem] = useRead(() => getJson("/api/v1/keys"));
-  const sum = (key, field) => number(key.use.reduce((total, one) => total + one[field], 0));
+  const sum = (field) => (key) => number(key.use.reduce((total, one) => total + one[field], 0));
   const columns = [
-    ["Key", (key) => html`<${Names} names=${[key.name]} />`],
+    ["Key", "name", "names"],
     ["Role", (key) => html`<${Badge} tone="idle">${key.role}<//>`],
-    ["Age", (key) => age(key.created)],
-    ["Expires", (key) => key.expires?.slice(0, 10) ?? "never"],
-    ["Models", (key) => html`<${Names} names=${key.models} empty="all" />`],
-    ["Limits", limits],
-    ["Requests, 24 h", (key) => sum(key, "requests"), "number"],
-    ["Tokens in", (key) => sum(key, "promptTokens"), "number"],
-    ["Tokens out", (key) => sum(key, "outputTokens"), "number"],
+    ["Age", (key) => age(key.created)], ["Expires", (key) => key.expires?.slice(0, 10) ?? "never"],
+    ["Models", (key) => (key.models.length ? key.models : "all"), "names"], ["Limits", limits],
+    ["Requests, 24 h", sum("requests"), "number"], ["Tokens in", sum("promptTokens"), "number"], ["Tokens out", sum("outputTokens"), "number"],
   ];
   const use = (found?.keys ?? []).flatMap((key) => key.use.map((one) => ({ ...one, key: key.name, name: `${key.name} ${one.model}` })));
   return html`
@@ -73,11 +68,8 @@ function Keys({ store }) {
 }
 
 const USE = [
-  ["Key", (one) => html`<${Names} names=${[one.key]} />`],
-  ["Model", (one) => html`<${Names} names=${[one.model]} />`],
-  ["Requests", (one) => number(one.requests), "number"],
-  ["Tokens in", (one) => number(one.promptTokens), "number"],
-  ["Tokens out", (one) => number(one.outputTokens), "number"],
+  ["Key", "key", "names"], ["Model", "model", "names"],
+  ["Requests", "requests", number], ["Tokens in", "promptTokens", number], ["Tokens out", "outputTokens", number],
 ];
 
 function limits(key) {

@@ -172,7 +172,8 @@ function Outcome({ store, answer, children }) {
     </div>`)}
     <h3>What the planner would do</h3>
     <${PlacementSteps} steps=${answer.steps} />
-    ${answer.steps.length > 0 && html`<div class="section-head"><h3>The Macs</h3><${Segments} label="Moment" value=${isBefore} choices=${[[true, "before"], [false, "after"]]} onChange=${setBefore} /></div>
+    ${answer.steps.length > 0 && html`<div class="section-head"><h3>The Macs</h3>
+        <${Segments} label="Moment" value=${isBefore} choices=${[[true, "before"], [false, "after"]]} onChange=${setBefore} /></div>
       <${FleetPicture} store=${store} picture=${pictureOfForecast(isBefore ? withoutChanges(answer) : answer, store)} title="Try a change" />`}
   `;
 }
