@@ -27,7 +27,7 @@ function MacTable({ store }) {
   const columns = [
     ["Mac", "name", "Node"],
     ["State", (mac) => html`<${MacState} mac=${mac} />`],
-    ["Chip", (mac) => `${mac.chip ?? "-"}, ${bytes(mac.memoryBytes)}`],
+    ["Chip", (mac) => html`${mac.chip ?? "-"}, <span class="figure">${bytes(mac.memoryBytes)}</span>`],
     ["For models", (mac) => html`<${MemoryBar} mac=${mac} />`],
     ["Models", "models", "ModelDeployment"],
     ...(isMeasured ? [["GPU, requests", (mac) => loadText(store.row("figures", mac.name)), "number"]] : []),
