@@ -116,7 +116,7 @@ async def prepare(page: Page, name: str) -> None:
             next(option for option in options if option.startswith("gateway/"))
         )
     if name == "time":
-        await page.get_by_role("button", name="Time", exact=True).click()
+        await page.keyboard.press("[")
         await page.get_by_role("slider", name="Moment").wait_for()
 
 

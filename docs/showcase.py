@@ -384,7 +384,8 @@ async def _showing(
     replica = replica_of(served)
     rank = RankAssignment(node="studio-2", memory=_proof(5))
     spec = replica.spec.model_copy(update={"ranks": (rank,)})
-    await store.commit([], [codec.put_spec(replica.model_copy(update={"spec": spec}))])
+    put = codec.put_spec(replica.model_copy(update={"spec": spec}))
+    await store.commit([], [put, _reported("chat-0")])
     await World(store).put_status("chat", _available(1))
     await gateway.knows("chat", ready=1)
     async with running_dashboard(store, can_write=True, state_dir=folder) as dashboard:
