@@ -399,6 +399,8 @@ async def _showing(
         await put_epoch(store, 1)
         await asyncio.sleep(_BETWEEN_S)
         await put_epoch(store, 2)
-        await store.commit([], [_reported("deep-0")])
+        deep = deployment(name="deep", replicas=1, context_length=8192)
+        await store.commit([], [codec.put_spec(deep), _reported("deep-0")])
+        await World(store).put_status("deep", _available(1))
         await _ask(dashboard)
         yield dashboard
