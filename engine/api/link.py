@@ -90,10 +90,12 @@ class LinkStream:
         self._can_send.set()
 
     def cancel(self) -> None:
-        """End the request: nothing more of its response is wanted."""
+        """End the request: nothing more of its response is wanted.
+
+        A `send` that waits is not woken. The disconnection ends it, before it goes on with what cannot be sent.
+        """
         self.is_over = True
         self._received.put_nowait({"type": "http.disconnect"})
-        self.wake()
 
     def write_progress(self, record: bytes) -> None:
         """Send a sign of progress, unless the response has begun."""
@@ -170,7 +172,6 @@ class LinkStream:
             stalled_s = loop.time() - self._stalled_since
             if stalled_s >= (limits.crowded_stall_s if limits.is_crowded() else limits.stall_s):
                 self.fail(Failure("the client reads nothing"))
-                break
             self._can_send.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limits.check_s):

@@ -116,6 +116,21 @@ def test_a_window_stalls_its_own_stream_only(engine: Engine) -> None:
         assert body.endswith(b"data: [DONE]\n\n")
 
 
+def test_a_cancelled_stream_that_stalled_encodes_nothing_more(engine: Engine) -> None:
+    """All of its tokens wait: hundreds of such streams would stop the event loop for a minute."""
+
+    def gone() -> int:
+        return engine.stderr.read_text().count('"outcome": "client_gone"')
+
+    before = gone()
+    with linked(engine.port) as link:
+        link.chat(1, max_tokens=600, stream=True, logprobs=True, top_logprobs=20)
+        link.wait(1, EVENTS)
+        eventually(lambda: engine.busy() == (0, 0))
+        link.send(1, CANCEL)
+        eventually(lambda: gone() == before + 1, what="the end of the request")
+
+
 def test_progress_is_shown_until_the_response_begins(engine: Engine) -> None:
     lines = JSON_LINE + b"x-fleet-progress: 0.05\r\nx-fleet-resumable: 1\r\n"
     with linked(engine.port) as link:

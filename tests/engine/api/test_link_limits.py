@@ -13,9 +13,11 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Mount, Route
+from starlette.types import Receive, Scope, Send
 
+from engine.api import web
 from engine.api.connections import EngineConnectionLimits, EngineHttpProtocol
 from engine.api.link import LinkMiddleware
 from machinery import engine_link
@@ -35,15 +37,20 @@ class App:
 
     def __init__(self) -> None:
         self.running = 0
+        self.sent = 0
+        """Pieces of endless responses."""
 
-    async def endless(self, _: Request) -> Response:
-        return StreamingResponse(self._pieces())
+    async def endless(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the client is gone, as the engine's responses do."""
+        await web.run_while_connected(receive, self._send_pieces(send))
 
-    async def _pieces(self) -> AsyncIterator[bytes]:
+    async def _send_pieces(self, send: Send) -> None:
         self.running += 1
         try:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
             while True:
-                yield bytes(PIECE)
+                await send({"type": "http.response.body", "body": bytes(PIECE), "more_body": True})
+                self.sent += 1
                 await asyncio.sleep(0)
         finally:
             self.running -= 1
@@ -90,7 +97,7 @@ class Link:
 @asynccontextmanager
 async def linked(limits: EngineConnectionLimits, app: App) -> AsyncIterator[Link]:
     """Yield a link to a server with an engine's connections."""
-    routes = [Route("/endless", app.endless), Route("/whole", app.whole), Route("/fine", app.fine)]
+    routes = [Mount("/endless", app.endless), Route("/whole", app.whole), Route("/fine", app.fine)]
     protocol: Any = partial(EngineHttpProtocol, limits, limits.limiter())
     config = uvicorn.Config(
         LinkMiddleware(Starlette(routes=routes), limits, None),
@@ -123,8 +130,8 @@ async def test_a_stream_that_is_not_read_ends_beside_one_that_is() -> None:
     """The other one fills the link again and again, which is no sign that the first one is read."""
     app = App()
     async with linked(replace(LIMITS, stall_s=6, crowded_stall_s=6), app) as link:
-        link.get(1, "/endless")
-        link.get(2, "/endless")
+        link.get(1, "/endless/")
+        link.get(2, "/endless/")
         link.grant(2, (1 << 32) - 1)
         async with asyncio.timeout(30):
             while FAIL not in link.kinds[1]:
@@ -137,8 +144,9 @@ async def test_a_stream_that_is_not_read_ends_beside_one_that_is() -> None:
 
 
 async def test_a_stream_that_is_granted_nothing_ends() -> None:
-    async with linked(replace(LIMITS, stall_s=1, crowded_stall_s=1), App()) as link:
-        link.get(1, "/endless")
+    app = App()
+    async with linked(replace(LIMITS, stall_s=1, crowded_stall_s=1), app) as link:
+        link.get(1, "/endless/")
 
         async def grant_nothing() -> None:
             while True:
@@ -150,6 +158,8 @@ async def test_a_stream_that_is_granted_nothing_ends() -> None:
             while FAIL not in link.kinds[1]:
                 await link.read()
             granting.cancel()
+        await until(lambda: not app.running, what="the end of the stream")
+        assert app.sent * PIECE == len(link.bodies[1]), "nothing was made that could not be sent"
 
 
 @pytest.mark.ci
