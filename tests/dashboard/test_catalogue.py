@@ -85,6 +85,7 @@ async def test_a_model_is_found_previewed_and_run(browser: Browser) -> None:
         await page.get_by_role("searchbox").fill("bge-m3")
         row = page.locator("tbody tr", has_text="bge-m3")
         await expect(row).to_contain_text("convert first")
+        await expect(row).to_contain_text("568 M")
         await expect(row.get_by_role("link", name="Run bge-m3")).to_have_count(0)
         await page.get_by_role("searchbox").fill("gpt-oss-20b")
         row = page.locator("tbody tr", has_text="gpt-oss-20b")

@@ -76,7 +76,7 @@ function AnyRepository() {
 
 const rate = ([low, high]) => (low === high ? `${number(low)} tokens/s` : `${number(low)} to ${number(high)} tokens/s`);
 const speedText = (fit) => (fit.tokensPerSecond ? rate(fit.tokensPerSecond) : "not known");
-const parametersText = ({ parameters, activeParameters }) => `${(parameters / 1e9).toFixed(parameters < 1e10 ? 1 : 0)} B${activeParameters < 0.9 * parameters ? `, ${(activeParameters / 1e9).toFixed(1)} B active` : ""}`;
+const parametersText = ({ parameters, activeParameters }) => `${parameters < 1e9 ? `${Math.round(parameters / 1e6)} M` : `${(parameters / 1e9).toFixed(parameters < 1e10 ? 1 : 0)} B`}${activeParameters < 0.9 * parameters ? `, ${(activeParameters / 1e9).toFixed(1)} B active` : ""}`;
 const qualityText = ({ bits, packedExperts }) => `${bits} bit${packedExperts ? `, experts ${packedExperts}` : ""}`;
 const abilities = ({ inputs, toolFormat, reasons, task }) => [task === "Generate" ? "" : task.toLowerCase(), ...inputs.filter((one) => one !== "Text").map((one) => one.toLowerCase()), toolFormat && "tools", reasons && "reasoning"].filter(Boolean).join(", ") || "text";
 
