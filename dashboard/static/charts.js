@@ -102,6 +102,9 @@ export function colorOf(name, scheme = "") {
   return colors.get(key);
 }
 
+/** The places of values without a neighbour: no line leads to them, so each is a point. */
+const alone = ({ data }, line) => [...data[line].keys()].filter((at) => data[line][at] != null && data[line][at - 1] == null && data[line][at + 1] == null);
+
 /** Return uPlot's options. Colours are read when it draws, so that a change of theme needs no new chart. */
 function optionsOf(host, lines, { format, group, top, steps, setAt }) {
   const color = (name) => () => colorOf(name);
@@ -115,9 +118,9 @@ function optionsOf(host, lines, { format, group, top, steps, setAt }) {
     scales: { y: { range: (_, __, most) => [0, (top ?? most * 1.1) || 1] } },
     axes: [
       { ...axis, size: 24, space: 70, values: (_, marks) => marks.map(minuteOf) },
-      { ...axis, size: 56, space: 34, ...(steps ? { incrs: steps } : {}), values: (_, marks) => marks.map(format) },
+      { ...axis, size: 76, space: 34, ...(steps ? { incrs: steps } : {}), values: (_, marks) => marks.map(format) },
     ],
-    series: [{}, ...lines.map((line) => ({ label: line.title, stroke: color(line.kind), width: 1.5, spanGaps: false, points: { show: false } }))],
+    series: [{}, ...lines.map((line) => ({ label: line.title, stroke: color(line.kind), width: 1.5, spanGaps: false, points: { show: false, size: 5, fill: color(line.kind), filter: alone } }))],
     hooks: { setCursor: [(plot) => setAt(plot.cursor.idx ?? null)] },
   };
 }

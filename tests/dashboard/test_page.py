@@ -124,6 +124,15 @@ async def test_hostile_texts_are_shown_and_never_run(browser: Browser, site: Sit
         assert await page.evaluate("window.hacked") is None
 
 
+_PIXELS_OF_LINES = """(canvas) => {
+  const [red, green, blue] = getComputedStyle(canvas.closest("figure").querySelector(".swatch")).backgroundColor.match(/\\d+/g).map(Number);
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  let count = 0;
+  for (let at = 0; at < data.length; at += 4) count += data[at] === red && data[at + 1] === green && data[at + 2] === blue && data[at + 3] === 255;
+  return count;
+}"""
+
+
 async def test_a_request_is_listed_when_it_has_ended(browser: Browser, site: Site) -> None:
     async with open_page(browser, site.url) as (page, _):
         await show(page, "/chat", "Chat")
@@ -148,6 +157,9 @@ async def test_a_request_is_listed_when_it_has_ended(browser: Browser, site: Sit
         # uPlot draws under the page's policy: no violation, no style in the markup.
         await expect(page.locator(".plot canvas").first).to_be_visible()
         await expect(page.get_by_role("img", name="Requests:")).to_be_visible()
+        # The only request: a value without neighbours, to which no line leads.
+        canvas = page.get_by_role("img", name="First token:").locator("canvas")
+        assert await canvas.evaluate(_PIXELS_OF_LINES) > 0
 
 
 async def test_a_change_appears_without_a_reload(browser: Browser) -> None:
