@@ -107,8 +107,8 @@ class GatewayRoutes:
     def _gateways(self) -> list[tuple[str, GatewayLease]]:
         """Return the gateways by their ids."""
         prefix = keys.GATEWAY_LEASE_PREFIX
-        found = sorted(self.caches.gateways.items.items())[:_MOST_GATEWAYS]
-        return [(key.removeprefix(prefix), lease) for key, lease in found]
+        leases = sorted(self.caches.gateways.items.items())[:_MOST_GATEWAYS]
+        return [(key.removeprefix(prefix), lease) for key, lease in leases]
 
     async def _send(
         self,
@@ -172,7 +172,7 @@ class GatewayRoutes:
             elif isinstance(answer, BaseException):
                 raise answer
             else:
-                rows += [{"gateway": id_, **one} for one in answer.get("requests", ())]
+                rows += [{"gateway": id_, **row} for row in answer.get("requests", ())]
         rows.sort(key=lambda row: -float(row.get("seconds") or 0.0))
         return json_response({"requests": rows, "gatewaysSilent": silent})
 
@@ -195,8 +195,8 @@ class GatewayRoutes:
         """List the engines that a request for a model could get now, best first, with the parts of their scores."""
         for id_, lease in self._gateways():
             path = f"/api/requests/candidates?model={quote(model, safe='')}"
-            found = await self._ask(request, id_, lease, "GET", path)
-            return json_response({"gateway": id_, **found})
+            candidates = await self._ask(request, id_, lease, "GET", path)
+            return json_response({"gateway": id_, **candidates})
         raise refused(502, f"{_NO_GATEWAY.capitalize()}.", "no_gateway")
 
     async def _ask(
@@ -225,15 +225,13 @@ class GatewayRoutes:
         if answer.status != 200:
             refusal = ErrorBody.parse(body)
             why = f"it answers {answer.status}" if refusal is None else refusal.message
-            if answer.status == 404 and method == "GET":
-                why = "its release does not tell what is in flight"
             status = answer.status if answer.status in (401, 403, 404) else 502
             raise refused(status, f"gateway/{id_}: {why}")
         try:
-            found = orjson.loads(body)
+            answered = orjson.loads(body)
         except orjson.JSONDecodeError as error:
             raise refused(502, f"gateway/{id_}: its answer is no JSON") from error
-        return found if isinstance(found, dict) else {}
+        return answered if isinstance(answered, dict) else {}
 
 
 def make_gateway_routes(caches: FleetCaches, dialer: Dialer, sessions: Sessions) -> GatewayRoutes:

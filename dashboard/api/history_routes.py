@@ -72,7 +72,7 @@ class HistoryRoutes:
         if query.steps > MOST_POINTS:
             what = f"These are {query.steps} points, more than {MOST_POINTS}; use a longer step."
             raise invalid(what, "step")
-        found = await reader.series(query)
+        series = await reader.series(query)
         return json_response(
             {
                 "subject": subject,
@@ -86,7 +86,7 @@ class HistoryRoutes:
                         "min": [_rounded(least) for least, _, _ in points],
                         "max": [_rounded(most) for _, _, most in points],
                     }
-                    for one, points in found.items()
+                    for one, points in series.items()
                 },
             }
         )
@@ -111,8 +111,8 @@ class HistoryRoutes:
                 raise invalid(f"'{one[:200]}' is not node/NAME or model/NAME.", "subject")
             metrics = ENERGY_METRICS[kind]
             query = _query(kind, name, metrics, steps)
-            found = await reader.series(query)
-            watts, requests, tokens = (found[metric] for metric in metrics)
+            series = await reader.series(query)
+            watts, requests, tokens = (series[metric] for metric in metrics)
             rows.append(energy_row(one, watts, requests, tokens, query.step_s))
         head = {"from": show_time(begin_s), "to": show_time(end_s)}
         return json_response({**head, "energy": rows})

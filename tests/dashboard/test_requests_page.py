@@ -88,3 +88,5 @@ async def test_a_request_is_followed_and_cancelled_and_its_routing_explained(
             await expect(rows).to_have_count(0)
             refused = await dashboard.post("/api/v1/requests/none/live-1/cancel", {}, 404)
             assert "There is no gateway 'none'" in refused["error"]["message"]
+            refused = await dashboard.get("/api/v1/explain/route?model=none", 404)
+            assert "'none'" in refused["error"]["message"]

@@ -98,6 +98,7 @@ class Link:
 async def linked(limits: EngineConnectionLimits, app: App) -> AsyncIterator[Link]:
     """Yield a link to a server with an engine's connections."""
     routes = [Mount("/endless", app.endless), Route("/whole", app.whole), Route("/fine", app.fine)]
+    # Any: uvicorn's type knows classes only, and makes one by calling it.
     protocol: Any = partial(EngineHttpProtocol, limits, limits.limiter())
     config = uvicorn.Config(
         LinkMiddleware(Starlette(routes=routes), limits, None),
