@@ -144,14 +144,17 @@ class CompletionEncoder:
     def chunks(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         """Return the chunks of some deltas; may be empty."""
         out = b""
-        for delta in deltas:
-            if not delta.delta.is_empty:
+        ended: dict[int, None] = {}
+        for choice in deltas:
+            index, delta = choice.index, choice.delta
+            if not delta.is_empty:
                 if self.recorder is not None:
-                    self.recorder.show(delta.index)
-                out += self.formatter.delta_chunk(delta.index, delta.delta)
-        for index in dict.fromkeys([delta.index for delta in deltas]):
+                    self.recorder.show(index)
+                out += self.formatter.delta_chunk(index, delta)
             if self.stream.choices[index].parser.finish is not None:
-                out += self._finish(index)
+                ended[index] = None
+        for index in ended:
+            out += self._finish(index)
         return out
 
     def end(self) -> bytes:

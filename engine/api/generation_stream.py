@@ -69,16 +69,19 @@ class GenerationStream:
     """Cached tokens of each prompt, where its answer began."""
     _indexes: dict[int, int] = field(init=False)
     """Indexes of choices by the ids of their jobs."""
+    _incomplete: int = field(init=False)
+    """The number of choices that are not complete."""
 
     def __post_init__(self) -> None:
         """Index the choices by their jobs."""
+        self._incomplete = sum(not choice.parser.is_over for choice in self.choices)
         self.cached = {c.prompt: c.cached for c in self.choices if c.cached is not None}
         self._indexes = {choice.job.id: index for index, choice in enumerate(self.choices)}
 
     @property
     def is_over(self) -> bool:
         """Return whether every choice is complete."""
-        return all(choice.parser.finish is not None for choice in self.choices)
+        return self._incomplete == 0
 
     @property
     def usage(self) -> Usage:
@@ -146,6 +149,8 @@ class GenerationStream:
                 self.cached.get(choice.prompt, 0), output.cached_tokens
             )
         delta = choice.parser.take(output)
-        if choice.parser.finish is not None and output.finish is None:
-            self.service.admission.end(output.job_id)
+        if choice.parser.finish is not None:
+            self._incomplete -= 1
+            if output.finish is None:
+                self.service.admission.end(output.job_id)
         return ChoiceDelta(index, delta)

@@ -213,7 +213,9 @@ class OutputParser:
         return output.finish
 
     def _spans(self, text: str, finish: FinishReason | None) -> list[Span]:
-        spans = [shown for span in self.answer.feed(text) for shown in self._match_stops(span)]
+        spans: list[Span] = []
+        for span in self.answer.feed(text):
+            spans += self._match_stops(span)
         if finish is not None:
             for span in self.answer.flush(is_cut=finish == "length"):
                 spans += self._match_stops(span)
@@ -225,7 +227,7 @@ class OutputParser:
         if self._is_cut or (self.must_call and is_content):
             return (Span(SpanRole.HIDDEN, span.text),)
         if is_content and not span.calls:
-            return self.stops.spans(span.text)
+            return self.stops.spans(span)
         # A stop word does not span a call.
         return (Span(SpanRole.CONTENT, self.stops.flush()), self._count_calls(span))
 
@@ -245,8 +247,8 @@ class OutputParser:
         scored: list[ScoredToken] = []
         for span in spans:
             role, text, pieces = span
-            if text:
-                scored += self._trace.decide(span)
+            if text and (tokens := self._trace.decide(span)):
+                scored += tokens
             if role is SpanRole.CONTENT:
                 content += text
             elif role is SpanRole.REASONING:
@@ -256,7 +258,7 @@ class OutputParser:
         return Delta(
             content=content,
             reasoning=reasoning,
-            tool_calls=tuple(map(self._call, calls)),
+            tool_calls=tuple(map(self._call, calls)) if calls else (),
             scored=tuple(scored),
         )
 

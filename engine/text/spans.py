@@ -53,14 +53,10 @@ class StopMatcher:
         self._longest = max(map(len, self._stops), default=0)
         self._firsts = frozenset(stop[:1] for stop in self._stops)
         self._held = ""
-        self._is_stopped = False
+        self.is_stopped = False
+        """True once a stop word was found: all later text is dropped."""
         self.matched: str | None = None
         """The client's stop word that was found."""
-
-    @property
-    def is_stopped(self) -> bool:
-        """Return whether a stop word was found; all later text is dropped."""
-        return self._is_stopped
 
     @property
     def held(self) -> str:
@@ -69,14 +65,14 @@ class StopMatcher:
 
     def feed(self, text: str) -> str:
         """Add text; return the part that can be shown now."""
-        if self._is_stopped:
+        if self.is_stopped:
             return ""
         if not self._stops:
             return text
         pending = self._held + text
         hits = [(at + len(stop), at) for stop in self._stops if (at := pending.find(stop)) >= 0]
         if hits:
-            self._is_stopped = True
+            self.is_stopped = True
             self._held = ""
             end, start = min(hits)
             stop = pending[start:end]
@@ -86,11 +82,13 @@ class StopMatcher:
         self._held = pending[len(pending) - kept :]
         return pending[: len(pending) - kept]
 
-    def spans(self, text: str) -> Sequence[Span]:
+    def spans(self, span: Span) -> Sequence[Span]:
         """Add text as `feed` does; return the shown span, and the hidden one after a stop word."""
-        pending = self._held + text
-        shown = Span(SpanRole.CONTENT, self.feed(text))
-        if self._is_stopped:
+        if not self._stops:
+            return (span,)
+        pending = self._held + span.text
+        shown = Span(SpanRole.CONTENT, self.feed(span.text))
+        if self.is_stopped:
             return (shown, Span(SpanRole.HIDDEN, pending[len(shown.text) :]))
         return (shown,)
 

@@ -5,7 +5,7 @@ waits for has a bounded length, so the work is linear in the text, and the spans
 """
 
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import TypeAlias, TypeVar
 
 from engine.text.spans import CallPiece, Span, SpanRole
@@ -172,18 +172,16 @@ class AnswerParser:
         """Return whether the text so far ends within reasoning."""
         return self._reader.is_thinking
 
-    def feed(self, text: str) -> Iterator[Span]:
-        """Add text; yield the spans that are decided."""
+    def feed(self, text: str) -> list[Span]:
+        """Add text; return the spans that are decided."""
         self._reader.add(text)
-        while (span := next(self._steps, None)) is not None:
-            yield span
+        return list(iter(self._steps.__next__, None))
 
-    def flush(self, *, is_cut: bool = False) -> Iterator[Span]:
-        """Yield the text that was held back: no more text follows."""
-        self._reader.is_final, self._reader.is_cut = True, is_cut
-        yield from self.feed("")
+    def flush(self, *, is_cut: bool = False) -> list[Span]:
+        """Return the text that was held back: no more text follows."""
         reader = self._reader
-        yield reader.take(len(reader.text), SpanRole.CONTENT)
+        reader.is_final, reader.is_cut = True, is_cut
+        return [*self.feed(""), reader.take(len(reader.text), SpanRole.CONTENT)]
 
 
 def read_text(reader: Reader) -> Steps[None]:
