@@ -5,6 +5,8 @@ The worker makes tokens. The event loop converts them to text (`text/`) while th
 
 import hashlib
 import os
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
@@ -191,8 +193,15 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
     logprob: float
     """Of the chosen token; natural logarithm."""
-    top: tuple[tuple[int, float], ...]
-    """(token, log probability) of the alternatives, likeliest first."""
+    top_tokens: "array[int]"
+    """The alternatives, likeliest first. Arrays: those of many tokens wait for a client that reads slowly."""
+    top_logprobs: "array[float]"
+    """Log probabilities of the alternatives, in 32 bits as they are computed."""
+
+    @property
+    def top(self) -> Iterable[tuple[int, float]]:
+        """(token, log probability) of the alternatives, likeliest first."""
+        return zip(self.top_tokens, self.top_logprobs, strict=True)
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):

@@ -37,6 +37,7 @@ _NO_UPGRADE: Final = Refusal(
     param="upgrade",
     code="upgrade_required",
 )
+_LATE_BODY: Final = Failure("the body of the request did not arrive in time")
 
 RECORD: Final = "record"
 """The key in a message of a response's body with the resume record of its events; without a link nothing reads it."""
@@ -55,6 +56,8 @@ class LinkStream:
         self._link = link
         self._number = number
         self._missing = head.body_bytes
+        """Bytes of the request's body that have not arrived."""
+        self._body_timer: asyncio.TimerHandle | None = None
         self._received: asyncio.Queue[Message] = asyncio.Queue()
         self._window = engine_link.WINDOW_BYTES
         """Bytes that may be sent; below 0 by at most one frame."""
@@ -77,6 +80,11 @@ class LinkStream:
             raise LinkError("a body that is longer than its head says")
         more = self._missing > 0
         self._received.put_nowait({"type": "http.request", "body": data, "more_body": more})
+        if not more:
+            self._end_timer()
+        elif self._body_timer is None:
+            loop, limit_s = asyncio.get_running_loop(), self._link.limits.body_s
+            self._body_timer = loop.call_later(limit_s, self.fail, _LATE_BODY)
 
     def grant(self, granted: int) -> None:
         """Let so many more bytes be sent."""
@@ -95,7 +103,12 @@ class LinkStream:
         A `send` that waits is not woken. The disconnection ends it, before it goes on with what cannot be sent.
         """
         self.is_over = True
+        self._end_timer()
         self._received.put_nowait({"type": "http.disconnect"})
+
+    def _end_timer(self) -> None:
+        if self._body_timer is not None:
+            self._body_timer.cancel()
 
     def write_progress(self, record: bytes) -> None:
         """Send a sign of progress, unless the response has begun."""

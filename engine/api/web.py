@@ -194,15 +194,16 @@ async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, None])
     """Run `work` until it ends or the client disconnects. The request body must have been read before."""
     async with asyncio.TaskGroup() as group:
         working = group.create_task(work)
-        watching = group.create_task(_until_disconnected(receive))
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        working.cancel()
+        watching = group.create_task(_cancel_when_disconnected(receive, working))
+        await asyncio.wait((working,))
         watching.cancel()
 
 
-async def _until_disconnected(receive: Receive) -> None:
+async def _cancel_when_disconnected(receive: Receive, working: asyncio.Task[None]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    # At once: uvicorn lets a `send` that waits for the client go on next, and all that waits behind it would be encoded.
+    working.cancel()
 
 
 @dataclass(frozen=True, slots=True)

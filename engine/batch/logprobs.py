@@ -1,5 +1,6 @@
 """Log probabilities of chosen tokens and their alternatives, for the rows that ask for them."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -52,7 +53,8 @@ class BatchLogprobs:
         return {
             row: TokenLogprobs(
                 logprob=own[at],
-                top=tuple(zip(tokens[at][:top], logprobs[at][:top], strict=True)),
+                top_tokens=array("i", tokens[at][:top]),
+                top_logprobs=array("f", logprobs[at][:top]),
             )
             for at, (row, top) in enumerate(zip(self.rows, self.tops, strict=True))
         }

@@ -5,6 +5,7 @@ import http.client
 import json
 import resource
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -19,8 +20,10 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.types import Receive, Scope, Send
 
+from engine.api import web
 from engine.api.connections import EngineConnectionLimits, EngineHttpProtocol
 from machinery.http_server import HttpServer, listen
 from schemas.wire import connections
@@ -41,6 +44,8 @@ class Streams:
 
     def __init__(self) -> None:
         self.count = 0
+        self.sent = 0
+        """Pieces of generated streams."""
         self.left = 0
         """Slow requests whose client was gone before the answer."""
 
@@ -55,6 +60,21 @@ class Streams:
                 self.count -= 1
 
         return StreamingResponse(pieces())
+
+    async def generated(self, _: Scope, receive: Receive, send: Send) -> None:
+        """Send pieces until the client is gone, as the engine's responses do."""
+        await web.run_while_connected(receive, self._send_pieces(send))
+
+    async def _send_pieces(self, send: Send) -> None:
+        self.count += 1
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while True:
+                await send({"type": "http.response.body", "body": b"x" * 4096, "more_body": True})
+                self.sent += 1
+                await asyncio.sleep(0)
+        finally:
+            self.count -= 1
 
     async def slow(self, request: Request) -> Response:
         """Answer after a second, unless the client leaves before."""
@@ -83,6 +103,7 @@ async def serving(
         Route("/fine", app.fine, methods=["GET", "POST"]),
         Route("/endless", app.endless),
         Route("/slow", app.slow),
+        Mount("/generated", app.generated),
     ]
     protocol: Any = partial(EngineHttpProtocol, limits, limits.limiter())
     server = HttpServer(
@@ -256,10 +277,12 @@ async def test_a_connection_is_refused_if_all_others_have_a_request() -> None:
 
 
 @asynccontextmanager
-async def unread(port: int, streams: Streams) -> AsyncIterator[socket.socket]:
+async def unread(
+    port: int, streams: Streams, path: bytes = b"endless"
+) -> AsyncIterator[socket.socket]:
     """Yield a connection whose stream is not read."""
     with socket.create_connection((HOST, port)) as lazy:
-        lazy.sendall(GET.replace(b"fine", b"endless"))
+        lazy.sendall(GET.replace(b"fine", path))
         await until(lambda: streams.count == 1, what="the stream")
         yield lazy
 
@@ -268,6 +291,20 @@ async def test_a_stream_that_nobody_reads_ends_after_a_while() -> None:
     streams = Streams()
     async with serving(replace(LIMITS, stall_s=0.5), streams) as port, unread(port, streams):
         await until(lambda: streams.count == 0, limit_s=20, what="the end of the stream")
+
+
+async def test_nothing_more_is_made_for_a_client_that_is_gone() -> None:
+    """A client that stalls has tokens waiting; to encode them for nobody would hold the event loop."""
+    streams = Streams()
+    async with serving(LIMITS, streams) as port:
+        async with unread(port, streams, b"generated/") as lazy:
+            sent = -1
+            while sent != streams.sent:
+                sent = streams.sent
+                await asyncio.sleep(0.5)
+            lazy.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await until(lambda: streams.count == 0, what="the end of the stream")
+        assert streams.sent == sent
 
 
 async def test_it_ends_sooner_while_others_wait() -> None:

@@ -1,6 +1,7 @@
 """Generation streams: tokens of several choices stream by stream and in bursts, within a deadline."""
 
 import random
+from array import array
 
 import pytest
 
@@ -44,7 +45,7 @@ def output(job_id: int, text: str, cached: int = 0) -> TokenOutput:
         job_id=job_id,
         token=ord(text),
         cached_tokens=cached,
-        logprobs=TokenLogprobs(logprob=-1.0, top=()),
+        logprobs=TokenLogprobs(logprob=-1.0, top_tokens=array("i"), top_logprobs=array("f")),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
@@ -52,6 +52,15 @@ class App:
                 await send({"type": "http.response.body", "body": bytes(PIECE), "more_body": True})
                 self.sent += 1
                 await asyncio.sleep(0)
+        finally:
+            self.running -= 1
+
+    async def whole_body(self, request: Request) -> Response:
+        self.running += 1
+        try:
+            return PlainTextResponse(await request.body())
+        except ClientDisconnect:
+            return Response()
         finally:
             self.running -= 1
 
@@ -97,7 +106,12 @@ class Link:
 @asynccontextmanager
 async def linked(limits: EngineConnectionLimits, app: App) -> AsyncIterator[Link]:
     """Yield a link to a server with an engine's connections."""
-    routes = [Mount("/endless", app.endless), Route("/whole", app.whole), Route("/fine", app.fine)]
+    routes = [
+        Mount("/endless", app.endless),
+        Route("/whole", app.whole),
+        Route("/whole-body", app.whole_body, methods=["POST"]),
+        Route("/fine", app.fine),
+    ]
     # Any: uvicorn's type knows classes only, and makes one by calling it.
     protocol: Any = partial(EngineHttpProtocol, limits, limits.limiter())
     config = uvicorn.Config(
@@ -180,6 +194,21 @@ async def test_a_stream_that_is_read_byte_by_byte_goes_on() -> None:
                 await link.read()
         assert link.kinds[1][-1] == END
         assert link.bodies[1] == bytes(range(250)) * 1200
+
+
+async def test_a_request_whose_body_does_not_arrive_ends() -> None:
+    app = App()
+    async with linked(replace(LIMITS, body_s=1), app) as link:
+        head = RequestHead("POST", "/whole-body", b"", 10)
+        link.send(1, engine_link.REQUEST, engine_link.encode_request(head, b"12345"))
+        link.send(2, engine_link.REQUEST, engine_link.encode_request(head, b"12345"))
+        link.send(2, engine_link.BODY, b"67890")
+        async with asyncio.timeout(30):
+            while not (link.kinds[1] and link.kinds[2]):
+                await link.read()
+        assert link.kinds[1] == [FAIL]
+        assert link.kinds[2][-1] == END
+        await until(lambda: not app.running, what="the end of the request")
 
 
 async def test_a_gateway_that_reads_nothing_is_not_read_either() -> None:

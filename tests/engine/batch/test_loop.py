@@ -143,7 +143,7 @@ def test_no_end_token_comes_before_the_least_tokens(
     assert len(made[0]) == 30 if least > 30 else len(made[0]) > least
     scores = made[0][0].logprobs
     assert scores is not None
-    assert scores.top[0][0] == end  # the model's own distribution
+    assert scores.top_tokens[0] == end  # the model's own distribution
     assert (made[0][-1].finish == "length") == (end not in tokens(made[0]))
     assert len(made[2]) >= 1
 

@@ -1,5 +1,6 @@
 """Response bodies: log probabilities, messages with tool calls, performance."""
 
+from array import array
 from typing import Any
 
 import orjson
@@ -28,7 +29,11 @@ def spell(token: int) -> bytes:
 
 
 def scored(*tokens: int, logprob: float = -0.5) -> tuple[ScoredToken, ...]:
-    logprobs = TokenLogprobs(logprob=logprob, top=((1, -0.25), (2, float("-inf"))))
+    logprobs = TokenLogprobs(
+        logprob=logprob,
+        top_tokens=array("i", (1, 2)),
+        top_logprobs=array("f", (-0.25, float("-inf"))),
+    )
     return tuple(ScoredToken(token=token, logprobs=logprobs) for token in tokens)
 
 

@@ -1,6 +1,7 @@
 """The output parser: the same text gives the same deltas, however it is cut into tokens."""
 
 import json
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -65,7 +66,7 @@ def parse_pieces(
         is_parallel=options.get("is_parallel", True),
         call_seed="seed",
     )
-    logprobs = TokenLogprobs(logprob=-1.0, top=())
+    logprobs = TokenLogprobs(logprob=-1.0, top_tokens=array("i"), top_logprobs=array("f"))
     deltas: list[Delta] = []
     for token in range(len(pieces)):
         is_last = finish == "length" and token == len(pieces) - 1
