@@ -549,7 +549,7 @@ class Forwarder(AttemptOwner):
     def _record_attempt(self, attempt: EngineAttempt, outcome: str, why: str) -> None:
         self.metrics.attempts.add(outcome)
         ended_s = self.clock.monotonic()
-        done = Attempt(attempt.endpoint, outcome, attempt.sent_s, ended_s, why)
+        done = Attempt(attempt.endpoint.name, outcome, attempt.sent_s, ended_s, why)
         attempt.state.attempts += (done,)
 
     def _record_failed(

@@ -242,7 +242,7 @@ class Resumption:
             self._failed.add(endpoint)
             resumer.metrics.attempts.add(outcome)
             ended_s = resumer.clock.monotonic()
-            state.attempts += (Attempt(endpoint, outcome, began_s, ended_s, why),)
+            state.attempts += (Attempt(endpoint.name, outcome, began_s, ended_s, why),)
         return result if isinstance(result, EngineStream) and outcome == "resumed" else None
 
     def _is_fit(self, result: EngineStream | WholeResponse) -> bool:

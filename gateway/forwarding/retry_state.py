@@ -11,7 +11,7 @@ from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.model_state import RequestTerms
 from gateway.forwarding.resume_log import ResumeLog
 from gateway.metrics.response_summary import TokenCounts
-from gateway.routing.table import EngineEndpoint
+from gateway.routing.table import EndpointName, EngineEndpoint
 from gateway.upstream.request_encoder import Trace
 from schemas.wire.errors import Refusal
 
@@ -50,10 +50,10 @@ class ForwardClient(ClientWait, Protocol):
         ...
 
 
-class Attempt(msgspec.Struct, frozen=True, gc=False):
+class Attempt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One finished attempt at an endpoint. The garbage collector need not know it: it is in no cycle."""
 
-    endpoint: EngineEndpoint
+    endpoint: EndpointName
     outcome: str
     """As in fleet_gateway_attempts_total."""
     began_s: float
@@ -214,7 +214,7 @@ class RetryState(msgspec.Struct, eq=False):
         attempts = self.attempts
         for at in reversed(range(len(attempts))):
             attempt = attempts[at]
-            if attempt.endpoint == endpoint and attempt.outcome in STARTED_OUTCOMES:
+            if attempt.endpoint == endpoint.name and attempt.outcome in STARTED_OUTCOMES:
                 broken = msgspec.structs.replace(attempt, outcome=outcome, why=why)
                 self.attempts = (*attempts[:at], broken, *attempts[at + 1 :])
                 return

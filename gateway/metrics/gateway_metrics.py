@@ -14,7 +14,7 @@ from typing import Protocol
 
 import psutil
 
-from gateway.routing.table import EngineEndpoint
+from gateway.routing.table import EndpointName
 from machinery.clock import Clock
 from machinery.prometheus import (
     Counter,
@@ -38,7 +38,7 @@ class FinishedRequest(Protocol):
     """The figures of a finished request; times in seconds."""
 
     @property
-    def served_by(self) -> EngineEndpoint | None: ...
+    def served_by(self) -> EndpointName | None: ...
 
     @property
     def outcome(self) -> str: ...

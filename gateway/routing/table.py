@@ -65,6 +65,15 @@ def check_policy(declared: HealthCheck) -> CheckPolicy:
     )
 
 
+class EndpointName(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An endpoint as records name it, after it is gone, too."""
+
+    replica: str
+    node: str
+    deployment: str
+    url: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEndpoint:
     """One engine, or one external server, that may be tried."""
@@ -100,12 +109,15 @@ class EngineEndpoint:
     mark: int = field(default=0, init=False, compare=False)
     """32-bit id for affinity. It does not depend on `version`: an engine keeps its cache when its agent restarts."""
     # Computed once for all requests.
+    name: EndpointName = field(init=False, compare=False, repr=False)
     lines: bytes = field(default=b"", init=False, compare=False, repr=False)
     """Header lines that name the node and the replica to clients."""
 
     def __post_init__(self) -> None:
         mark = zlib.crc32(f"{self.replica} {self.node}".encode())
         object.__setattr__(self, "mark", mark or 1)
+        name = EndpointName(self.replica, self.node, self.deployment, self.origin.url)
+        object.__setattr__(self, "name", name)
         lines = f"{wire_headers.NODE}: {self.node}\r\n{wire_headers.REPLICA}: {self.replica}\r\n"
         object.__setattr__(self, "lines", lines.encode())
 

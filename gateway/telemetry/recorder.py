@@ -27,7 +27,6 @@ _SWEEP_INTERVAL_S = 60.0
 # A slice takes about half a millisecond. Of many requests an eighth is counted at once: they must not become more.
 _COUNT_INTERVAL_S, _SLICE, _PART = 0.1, 100, 8
 # Enough for a UUID or a URL.
-_LONGEST_NAME = 200
 _TRACE_PARENT = wire_headers.TRACE_PARENT.encode()
 _NOT_OF_THE_TABLE = ("", "unknown")
 
@@ -119,14 +118,12 @@ class RequestRecorder:
             if request.model != model:
                 name = truncate(request.model)
             if request.session:
-                # A long name is replaced by its digest.
-                is_long = len(request.session) > _LONGEST_NAME
-                session = session_digest(request.session) if is_long else request.session
+                session = session_digest(request.session)
         prompt_tokens, cached_tokens, output_tokens = state.usage
         # By place: names would take longer.
         entry = JournalEntry(
             self._epoch_s + began_s,
-            http_request.request_id,
+            http_request.request_id.decode("ascii"),
             http_request.path,
             name,
             "" if principal is None else principal.name,
@@ -135,7 +132,7 @@ class RequestRecorder:
             context.response.status,
             context.outcome,
             "" if model_state is None else model_state.routing.strategy,
-            state.served_by,
+            None if state.served_by is None else state.served_by.name,
             state.attempts,
             state.resumptions,
             0.0 if state.admission is None else state.admission.queued_s,

@@ -10,12 +10,13 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import orjson
 
 from gateway.forwarding.retry_state import Attempt
-from gateway.routing.table import EngineEndpoint
+from gateway.routing.table import EndpointName
 from gateway.telemetry.journal_file import JournalFile
 from machinery.clock import Clock
 from machinery.prometheus import Gauge
@@ -31,31 +32,31 @@ _BATCH_S = 1.0
 _WAITING_LIMIT = 50_000
 
 
-class JournalEntry(msgspec.Struct, frozen=True, gc=False):
+class JournalEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One request to a model.
 
     The garbage collector does not know it, because it is in no cycle: to look through thousands of entries would stop
     the gateway for milliseconds.
     """
 
-    time_s: float
+    time_s: Annotated[float, msgspec.Meta(ge=0, lt=1e11)]
     """Arrival of the complete request, in seconds since 1970."""
-    request_id: bytes
+    request_id: str
     path: str
     model: str
     """As the client wrote it, truncated."""
     key: str
     """The name of the API key; empty without one."""
     session: str
-    """The session key; shown only as a digest."""
+    """The digest of the session key."""
     is_streamed: bool
     status: int
     """The HTTP status that the client got; 0 if it left before."""
     outcome: str
     strategy: str
     """The load balancing strategy; empty if the model is unknown."""
-    served_by: EngineEndpoint | None
-    attempts: Sequence[Attempt]
+    served_by: EndpointName | None
+    attempts: tuple[Attempt, ...]
     resumptions: int
     queued_s: float
     first_s: float
@@ -82,7 +83,7 @@ class JournalPage:
 
 def cursor_of(entry: JournalEntry) -> str:
     """Return the name of an entry, for `RequestJournal.after`."""
-    return f"{entry.time_s!r}~{entry.request_id.decode('ascii')}"
+    return f"{entry.time_s!r}~{entry.request_id}"
 
 
 class RequestJournal:
@@ -119,14 +120,13 @@ class RequestJournal:
         id_: str = "",
     ) -> list[JournalEntry]:
         """Return the latest `count` entries, newest first; an empty filter matches all."""
-        request_id = id_.encode("utf-8", "replace")
         journal_entries: list[JournalEntry] = []
         for entry in reversed(self._entries):
             if len(journal_entries) >= count:
                 break
             if outcomes and entry.outcome not in outcomes:
                 continue
-            if request_id and entry.request_id != request_id:
+            if id_ and entry.request_id != id_:
                 continue
             if (not model or entry.model == model) and (not node or node in nodes_of(entry)):
                 journal_entries.append(entry)
@@ -165,9 +165,8 @@ class RequestJournal:
 
     def _behind(self, cursor: str) -> int | None:
         """Return the number of entries after the one that `TIME~ID` names; None if it is unknown."""
-        time, _, name = cursor.partition("~")
-        id_ = name.encode("utf-8", "replace")
-        for behind, entry in enumerate(reversed(self._entries) if name else ()):
+        time, _, id_ = cursor.partition("~")
+        for behind, entry in enumerate(reversed(self._entries) if id_ else ()):
             if entry.request_id == id_ and repr(entry.time_s) == time:
                 return behind
         return None
@@ -199,16 +198,13 @@ def render_entries(entries: Iterable[JournalEntry], gateway: str) -> list[EndedR
 
     A recorder takes a thousand a second from a busy gateway, beside its requests: fields are given by place.
     """
-    digests: dict[str, str | None] = {"": None}
     requests: list[EndedRequest] = []
     for entry in entries:
-        endpoint, session = entry.served_by, entry.session
-        if session not in digests:
-            digests[session] = session_digest(session)
+        endpoint = entry.served_by
         requests.append(
             EndedRequest(
                 datetime.fromtimestamp(entry.time_s, UTC),
-                entry.request_id.decode("ascii"),
+                entry.request_id,
                 gateway,
                 entry.model,
                 entry.outcome,
@@ -235,8 +231,8 @@ def render_entries(entries: Iterable[JournalEntry], gateway: str) -> list[EndedR
                     )
                     for attempt in entry.attempts
                 ),
-                None if endpoint is None else endpoint.origin.url,
-                digests[session],
+                None if endpoint is None else endpoint.url,
+                entry.session or None,
                 entry.cache_miss or None,
             )
         )
@@ -248,16 +244,8 @@ def _ms(seconds: float) -> float:
     return int(seconds * 1_000_000 + 0.5) / 1000
 
 
-class SessionDigest(str):
-    """The digest of a session whose name is not known, because it was read from a file."""
-
-    __slots__ = ()
-
-
 def session_digest(session: str) -> str:
     """Return a digest that identifies a conversation at every gateway without revealing its name."""
-    if isinstance(session, SessionDigest):
-        return str(session)  # of no type of its own, which JSON has none for
     return blake2b(session.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 

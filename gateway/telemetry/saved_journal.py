@@ -9,29 +9,19 @@ thread. What ended in the last quarter of a second before a kill is lost. A full
 entries, one log line and nothing else.
 """
 
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Final
 
 import msgspec
-import orjson
 
-from gateway.forwarding.retry_state import Attempt
-from gateway.routing.table import EngineEndpoint
 from gateway.telemetry.journal_file import JournalFile
-from gateway.telemetry.request_journal import (
-    JournalEntry,
-    RequestJournal,
-    SessionDigest,
-    session_digest,
-)
+from gateway.telemetry.request_journal import JournalEntry, RequestJournal
 from machinery.clock import Clock
 from machinery.prometheus import Gauge
-from schemas.wire.engine_address import SYSTEM_AUTHORITIES, EngineAddress
 
 log = logging.getLogger(__name__)
 
@@ -39,19 +29,8 @@ _INTERVAL_S: Final = 0.25
 _ENTRY_BYTES: Final = 512
 _LEAST_BYTES: Final = 256 << 10
 _LONGEST_LINE: Final = 64 << 10
-_REQUEST_ID, _SESSION, _SERVED_BY, _ATTEMPTS = map(
-    JournalEntry.__struct_fields__.index, ("request_id", "session", "served_by", "attempts")
-)
-_Place: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
-_Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=1e11)]
-_Attempt: TypeAlias = tuple[_Place, str, float, float, str]
-_Endpoint: TypeAlias = tuple[str, str, str, str, int, str, str, str, bool]
-_Line: TypeAlias = tuple[
-    _Seconds, str, str, str, str, str, bool, int, str, str, _Place | None, list[_Attempt],
-    int, float, float, float, int, int, int, str, list[_Endpoint],
-]  # fmt: skip
-"""The types of a line, by place."""
-_LINE: Final = msgspec.json.Decoder(_Line)
+_ENCODER: Final = msgspec.json.Encoder()
+_DECODER: Final = msgspec.json.Decoder(JournalEntry)
 METRIC: Final = "fleet_gateway_journal_unsaved_total"
 
 
@@ -150,93 +129,13 @@ class SavedJournal:
 
 
 def encode_entries(entries: Sequence[JournalEntry]) -> bytes:
-    """Return entries as lines, without prompts, and with a digest in place of the session.
-
-    A line is an array: the fields of the entry, then the endpoints, which the fields name by their place.
-    """
-    encoded: dict[int, list[object]] = {}
-    """The endpoints that alone answered a request, by identity."""
-    lines: list[bytes] = []
-    for entry in entries:
-        served_by, attempts = entry.served_by, entry.attempts
-        if len(attempts) != 1 or served_by is None or attempts[0].endpoint is not served_by:
-            tried = [attempt.endpoint for attempt in attempts]
-            known = list(dict.fromkeys(tried if served_by is None else [*tried, served_by]))
-            lines.append(
-                _encode(
-                    entry, known, [_encode_endpoint(engine_endpoint) for engine_endpoint in known]
-                )
-            )
-            continue
-        # Nearly always. Hashing endpoints would take most of the time.
-        endpoint = encoded.get(id(served_by))
-        if endpoint is None:
-            endpoint = encoded[id(served_by)] = [_encode_endpoint(served_by)]
-        lines.append(_encode(entry, (served_by,), endpoint))
-    lines.append(b"")
-    return b"\n".join(lines)
-
-
-def _encode(
-    entry: JournalEntry, endpoints: Sequence[EngineEndpoint], encoded: list[object]
-) -> bytes:
-    """Return the line of an entry whose endpoints are these."""
-    values: list[object] = [*msgspec.structs.astuple(entry), encoded]
-    values[_REQUEST_ID] = entry.request_id.decode("ascii")
-    if entry.session:
-        values[_SESSION] = session_digest(entry.session)
-    if entry.served_by is not None:
-        values[_SERVED_BY] = endpoints.index(entry.served_by)
-    values[_ATTEMPTS] = [
-        (
-            endpoints.index(attempt.endpoint),
-            attempt.outcome,
-            attempt.began_s,
-            attempt.ended_s,
-            attempt.why,
-        )
-        for attempt in entry.attempts
-    ]
-    try:
-        return orjson.dumps(values)
-    except TypeError:  # half a surrogate pair of a client, which UTF-8 cannot spell
-        return json.dumps(values, ensure_ascii=False).encode("utf-8", "replace")
-
-
-def _encode_endpoint(endpoint: EngineEndpoint) -> list[object]:
-    origin = endpoint.origin
-    # The certificates of an external server are long, and only their presence shows.
-    is_trusting = bool(origin.authorities)
-    return [endpoint.replica, endpoint.node, endpoint.deployment, *origin[:5], is_trusting]
+    """Return entries as lines, without prompts; each is an array of the entry's fields."""
+    return _ENCODER.encode_lines(entries)
 
 
 def decode_entry(line: bytes) -> JournalEntry | None:
     """Return the entry of a line; None if the line is damaged or has another form."""
-    if len(line) > _LONGEST_LINE:
-        return None
     try:
-        decoded: Any = _LINE.decode(line)
-        *values, known = decoded
-        endpoints = [_decode_endpoint(one) for one in known]
-        served_by = values[_SERVED_BY]
-        values[_REQUEST_ID] = values[_REQUEST_ID].encode("ascii")
-        values[_SESSION] = SessionDigest(values[_SESSION])
-        values[_SERVED_BY] = None if served_by is None else endpoints[served_by]
-        values[_ATTEMPTS] = tuple(Attempt(endpoints[at], *rest) for at, *rest in values[_ATTEMPTS])
-    except (msgspec.DecodeError, ValueError, IndexError):
+        return _DECODER.decode(line) if len(line) <= _LONGEST_LINE else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return JournalEntry(*values)
-
-
-def _decode_endpoint(values: _Endpoint) -> EngineEndpoint:
-    """Return an endpoint that serves for rendering alone."""
-    replica, node, deployment, host, port, socket, of_node, external, is_trusting = values
-    authorities = SYSTEM_AUTHORITIES if is_trusting else ""
-    return EngineEndpoint(
-        replica=replica,
-        node=node,
-        deployment=deployment,
-        origin=EngineAddress(host, port, socket, of_node, external, authorities),
-        names=(),
-        version=0,
-    )

@@ -240,11 +240,11 @@ async def test_thousands_of_requests_in_a_second_are_all_counted(memory: MemoryT
 
         def entries(first: int, count: int) -> list[JournalEntry]:
             plain = JournalEntry(
-                *(at_s, b"", "/v1/chat/completions", "m", "", "", False, 200, "ok", "", None, ()),
+                *(at_s, "", "/v1/chat/completions", "m", "", "", False, 200, "ok", "", None, ()),
                 *(0, 0.0, 0.0, 0.1, 3, 0, 2),
             )
             return [
-                msgspec.structs.replace(plain, request_id=b"r-%d" % n)
+                msgspec.structs.replace(plain, request_id=f"r-{n}")
                 for n in range(first, first + count)
             ]
 

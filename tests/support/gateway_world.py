@@ -115,7 +115,7 @@ def journal_entry(number: int = 1, *, outcome: str = "ok", **fields: Any) -> Jou
     """Return what the journal keeps of an answered request."""
     values: dict[str, Any] = {
         "time_s": 1000.0 + number,
-        "request_id": b"r-%d" % number,
+        "request_id": f"r-{number}",
         "path": CHAT,
         "model": "m",
         "key": "",
@@ -124,8 +124,8 @@ def journal_entry(number: int = 1, *, outcome: str = "ok", **fields: Any) -> Jou
         "status": 200,
         "outcome": outcome,
         "strategy": "Scored",
-        "served_by": target("m-0"),
-        "attempts": [Attempt(target("m-0"), "answered", 1.0, 1.5)],
+        "served_by": target("m-0").name,
+        "attempts": (Attempt(target("m-0").name, "answered", 1.0, 1.5),),
         "resumptions": 0,
         "queued_s": 0.0,
         "first_s": 0.5,

@@ -28,12 +28,12 @@ from tests.support.waiting import until
 
 def entry(number: int, **fields: Any) -> JournalEntry:
     """Return an entry of a request that was tried twice, in a session of a key."""
-    tries = [
-        Attempt(target("m-0"), "broken", 1.0, 1.5, "it died"),
-        Attempt(target("m-1"), "answered", 1.5, 1.75),
-    ]
-    values = {"key": "anna", "session": "a chat of anna", "attempts": tries, "queued_s": 0.25}
-    values |= {"time_s": 1000.125 + number / 7, "served_by": target("m-1")}
+    tries = (
+        Attempt(target("m-0").name, "broken", 1.0, 1.5, "it died"),
+        Attempt(target("m-1").name, "answered", 1.5, 1.75),
+    )
+    values = {"key": "anna", "session": "0123456789ab", "attempts": tries, "queued_s": 0.25}
+    values |= {"time_s": 1000.125 + number / 7, "served_by": target("m-1").name}
     return journal_entry(number, **{**values, **fields})
 
 
@@ -43,17 +43,17 @@ def saved(path: Path, size: int = 100) -> tuple[SavedJournal, RequestJournal]:
 
 
 def ids(journal: RequestJournal) -> list[str]:
-    return [item.request_id.decode() for item in journal.last(10_000)][::-1]
+    return [item.request_id for item in journal.last(10_000)][::-1]
 
 
 @pytest.mark.parametrize(
     "one",
     [
         pytest.param(entry(1), id="answered"),
-        pytest.param(entry(2, served_by=None, attempts=[], session="", key=""), id="refused"),
+        pytest.param(entry(2, served_by=None, attempts=(), session="", key=""), id="refused"),
         pytest.param(entry(3, model="caf\u00e9 \U0001f30d" + "x" * 120), id="strange-name"),
         pytest.param(
-            entry(4, attempts=[Attempt(target("m-0", port=9), "unreachable", 0.0, 9.0, "x")]),
+            entry(4, attempts=(Attempt(target("m-0", port=9).name, "unreachable", 0.0, 9.0, "x"),)),
             id="another-port",
         ),
     ],
@@ -61,26 +61,12 @@ def ids(journal: RequestJournal) -> list[str]:
 def test_an_entry_is_shown_as_before(one: JournalEntry) -> None:
     line = encode_entries([one])
     assert line.index(b"\n") == len(line) - 1
-    assert b"a chat of anna" not in line
-    decoded = decode_entry(line)
-    assert decoded is not None
-    assert render_entries([decoded], "gw") == render_entries([one], "gw")
-    again = decode_entry(encode_entries([decoded]))
-    assert again == decoded
+    assert decode_entry(line) == one
 
 
-def test_each_entry_is_a_line_with_its_own_endpoints() -> None:
+def test_each_entry_is_a_line() -> None:
     entries = [entry(number) for number in range(4)]
-    lines = encode_entries(entries).splitlines()
-    assert [decode_entry(line) for line in lines] == [
-        decode_entry(encode_entries([item])) for item in entries
-    ]
-
-
-def test_half_a_surrogate_pair_is_replaced() -> None:
-    decoded = decode_entry(encode_entries([entry(1, model="a\ud83cb\n")]))
-    assert decoded is not None
-    assert decoded.model == "a?b\n"
+    assert [decode_entry(line) for line in encode_entries(entries).splitlines()] == entries
 
 
 @given(st.binary(max_size=300))
