@@ -14,18 +14,25 @@ from typing import Protocol, TypeAlias
 import msgspec
 from typing_extensions import override
 
-from gateway.forwarding.engine_stream import EngineStream, InFlight, split_events
+from gateway.forwarding.engine_stream import EngineStream, split_events
 from gateway.forwarding.outlier_detection import PAUSE_S, Fault
 from gateway.forwarding.resume_log import ResumeLog
-from gateway.forwarding.retry_state import RetryState, WholeResponse
+from gateway.forwarding.retry_state import Attempt, RetryState, WholeResponse
 from gateway.forwarding.router import LoadTracker
 from gateway.metrics import response_summary
 from gateway.metrics.gateway_metrics import GatewayMetrics
+from gateway.metrics.response_summary import VersionCounts
 from gateway.metrics.version_metrics import VersionMetrics
 from gateway.request import JSON, InferenceRequest
 from gateway.routing.table import EngineEndpoint
 from gateway.state.table_cache import TableCache
-from gateway.upstream.call import BrokenResponseError, UnreachableError, Upstream, UpstreamError
+from gateway.upstream.call import (
+    BrokenResponseError,
+    EngineCall,
+    UnreachableError,
+    Upstream,
+    UpstreamError,
+)
 from gateway.upstream.request_encoder import encode_external, encode_link, rename_model
 from gateway.upstream.response_head import ResponseHead
 from machinery.clock import NEVER, Clock
@@ -52,7 +59,7 @@ _EXTERNAL_FAULTS: Mapping[int, str] = {
     ),
 }
 
-_TIMEOUT_STATUS, _UNAVAILABLE_STATUS = 504, 503
+TIMEOUT_STATUS, _UNAVAILABLE_STATUS = 504, 503
 _CACHE_MISS, _LONGEST_MISS = headers.CACHE_MISS.encode(), 500
 _RETRY_AFTER = headers.RETRY_AFTER.encode()
 _PROGRESS_LINE = headers.PROGRESS.encode() + b": %.3g\r\n"
@@ -78,13 +85,22 @@ class AttemptOwner(Protocol):
         ...
 
 
-class EngineAttempt(InFlight, kw_only=True):
-    """One request at one endpoint, from its head to its last byte."""
+class EngineAttempt(EngineCall, kw_only=True):
+    """One request at one endpoint, from its head to its last byte. Counts as load until it is closed."""
 
     runner: "AttemptRunner"
     request: InferenceRequest
     state: RetryState
     owner: AttemptOwner
+    endpoint: EngineEndpoint
+    sent_s: float
+    version: VersionCounts
+    stream: EngineStream | None = None
+    """The stream of the response, once its first event has arrived."""
+    is_counted: bool = False
+    """True once the outcome is recorded in the metrics of the version."""
+    is_closed: bool = False
+    """True once it no longer counts as load."""
     is_trusted: bool = True
     """True unless the endpoint was ejected when the attempt began."""
     is_trial: bool = False
@@ -98,6 +114,7 @@ class EngineAttempt(InFlight, kw_only=True):
     _parts: list[bytes] = msgspec.field(default_factory=list)
     _size: int = 0
     _rest: bytes = b""
+    _first_s: float = 0.0
 
     @override
     def on_progress(self, record: bytes) -> None:
@@ -174,17 +191,68 @@ class EngineAttempt(InFlight, kw_only=True):
             assert isinstance(error, BrokenResponseError)
             self.stream.break_off(error)
             return
-        runner = self.runner
-        now_s = runner.clock.monotonic()
-        self.record_failure(now_s)
+        self._record_death(error)
         self.close()
-        is_own_fault = isinstance(error, UnreachableError) and error.is_own_fault
-        # After the deadline the client's limit is the reason.
-        if now_s < self.deadline.at_s and not is_own_fault:
-            runner.blame(self.endpoint, _fault(error))
-            runner.table_cache.drop_orphan(self.endpoint)
         self._end_trial()
         self.owner.on_failure(self, error)
+
+    def interrupt(self, error: BrokenResponseError) -> str:
+        """Record that the engine died during the stream; return the outcome of the attempt."""
+        outcome = "timed_out" if self._record_death(error) else "interrupted"
+        self.runner.metrics.attempts.add(outcome)
+        return outcome
+
+    def _record_death(self, error: UpstreamError) -> bool:
+        """Record that the engine did not answer, or not to the end; return whether the deadline was the reason."""
+        runner = self.runner
+        is_late = runner.clock.monotonic() >= self.state.terms.deadline.at_s
+        self._count_early_end(is_late=is_late)
+        is_own_fault = isinstance(error, UnreachableError) and error.is_own_fault
+        if not is_late and not is_own_fault:
+            runner.blame(self.endpoint, _fault(error))
+            runner.table_cache.drop_orphan(self.endpoint)
+        return is_late
+
+    def _count_early_end(self, *, is_late: bool) -> None:
+        self.is_counted = True
+        if is_late and self.state.terms.deadline.is_clients:
+            self.version.client_gone += 1
+        else:
+            self.version.error += 1
+
+    def record_end(self, tokens: int, last: bytes) -> str:
+        """Record the end of the stream, with the number of tokens after the first event.
+
+        Return the failure as in fleet_gateway_attempts_total; empty if the stream is complete.
+        """
+        now_s = self.runner.clock.monotonic()
+        if response_summary.is_complete_stream(last):
+            self.is_counted = True
+            self.version.record_stream(tokens, now_s - self._first_s)
+            return ""
+        is_late = now_s >= self.state.terms.deadline.at_s or self.is_timeout(last)
+        self._count_early_end(is_late=is_late)
+        return "timed_out" if is_late else "interrupted"
+
+    def is_timeout(self, body: bytes) -> bool:
+        """Return whether a 504 with this body, or a stream with this end, reports the request's own deadline."""
+        return self.state.terms.deadline.at_s < NEVER and response_summary.is_timeout(body)
+
+    def close(self) -> None:
+        """Release the request. Without a recorded outcome the client left. May be called again."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        if not self.is_counted:
+            self.version.client_gone += 1
+        self.cancel()
+        self.runner.load_tracker.end(self.endpoint)
+
+    def record(self, outcome: str, why: str = "") -> None:
+        """Add the attempt, which has ended or got a response, to those of its request."""
+        self.runner.metrics.attempts.add(outcome)
+        ended_s = self.runner.clock.monotonic()
+        self.state.attempts += (Attempt(self.endpoint.name, outcome, self.sent_s, ended_s, why),)
 
     def abandon(self) -> None:
         """End the attempt without a result, because the client left or another attempt won."""
@@ -203,13 +271,8 @@ class EngineAttempt(InFlight, kw_only=True):
         if not (body.startswith(b"{") and body.rstrip().endswith(b"}")) and _is_json(head):
             self._fail("the response is not a JSON object")
             return
-        endpoint, status, tracker, runner = (
-            self.endpoint,
-            head.status,
-            self.load_tracker,
-            self.runner,
-        )
-        now_s = runner.clock.monotonic()
+        endpoint, status, tracker = self.endpoint, head.status, self.runner.load_tracker
+        now_s = self.runner.clock.monotonic()
         # As `close`, of a call that its connection has released.
         self.is_closed = self.is_counted = True
         tracker.end(endpoint)
@@ -232,35 +295,32 @@ class EngineAttempt(InFlight, kw_only=True):
     def _begin_stream(self, first: bytes, records: list[bytes]) -> None:
         runner, head = self.runner, self._head
         assert head is not None
-        now_s = runner.clock.monotonic()
-        self.until_s = self.deadline.at_s
-        self.record_first_event(now_s)
+        self._first_s = now_s = runner.clock.monotonic()
+        self.until_s = self.state.terms.deadline.at_s
+        self.version.record_first_token(now_s - self.sent_s)
         outliers = runner.load_tracker.outliers
         if outliers.breakers:
             outliers.record_success(self.endpoint, self.sent_s, now_s)
         self._end_trial()
         self.stream = EngineStream(
-            in_flight=self,
+            attempt=self,
             status=head.status,
             passed=head.passed,
             first=first,
             rest=self._rest,
             records=records,
-            clock=runner.clock,
-            source=runner,
-            observer=self.state,
         )
         self.owner.on_result(self, self.stream)
 
     def _record_error_status(self, head: ResponseHead, body: bytes, now_s: float) -> None:
         """Record a complete response with an error, which may be the engine's fault."""
         status = head.status
-        is_late = status == _TIMEOUT_STATUS and self.is_timeout(body)
+        is_late = status == TIMEOUT_STATUS and self.is_timeout(body)
         if is_late:
-            self.record_late()
+            self._count_early_end(is_late=True)
         else:
             self.version.record_response(status, body, now_s - self.sent_s)
-        if status in RETRYABLE_STATUSES and now_s < self.deadline.at_s and not is_late:
+        if status in RETRYABLE_STATUSES and now_s < self.state.terms.deadline.at_s and not is_late:
             fault: Fault = "full" if status in (429, 503) else "bad"
             if is_loading(self.endpoint, status, body):
                 fault = "gone"
@@ -354,12 +414,10 @@ class AttemptRunner:
             until_s=until_s,
             endpoint=endpoint,
             sent_s=now_s,
-            load_tracker=tracker,
             version=(
                 self.versions.found.get((endpoint.deployment, endpoint.template))
                 or self.versions.of(endpoint)
             ),
-            deadline=deadline,
             runner=self,
             request=request,
             state=state,
@@ -383,18 +441,6 @@ class AttemptRunner:
                 extra={"replica": endpoint.replica, "node": endpoint.node, "reason": fault},
             )
 
-    def interrupted(self, in_flight: InFlight, error: BrokenResponseError) -> str:
-        """Record that an engine died during a stream; return the outcome of the attempt."""
-        now_s = self.clock.monotonic()
-        in_flight.record_failure(now_s)
-        is_late = now_s >= in_flight.deadline.at_s
-        if not is_late:
-            self.blame(in_flight.endpoint, _fault(error))
-            self.table_cache.drop_orphan(in_flight.endpoint)
-        outcome = "timed_out" if is_late else "interrupted"
-        self.metrics.attempts.add(outcome)
-        return outcome
-
 
 def is_loading(endpoint: EngineEndpoint, status: int, body: bytes) -> bool:
     """Return whether the engine was started again where it is still published, and has not loaded its model yet.
@@ -403,17 +449,6 @@ def is_loading(endpoint: EngineEndpoint, status: int, body: bytes) -> bool:
     """
     is_full = status == _UNAVAILABLE_STATUS and endpoint.external is None
     return is_full and response_summary.is_loading(body)
-
-
-def is_timeout(result: EngineStream | WholeResponse, state: RetryState) -> bool:
-    """Return whether the engine reports that the request's own deadline has passed."""
-    if (
-        isinstance(result, EngineStream)
-        or result.status != 504
-        or state.terms.deadline.at_s == NEVER
-    ):
-        return False
-    return response_summary.is_timeout(result.body)
 
 
 def encode_request(
@@ -438,6 +473,13 @@ def encode_request(
         else:  # an upload is large, and stays as it is
             lines += _MODEL_LINE % endpoint.names[0].encode("latin-1", "replace")
     return encode_link(request, request.path, lines, body)
+
+
+def outcome_of(error: UpstreamError) -> str:
+    """Return the outcome of an attempt without a response, as in fleet_gateway_attempts_total."""
+    if isinstance(error, UnreachableError):
+        return error.outcome
+    return "silent" if error.is_silence else "broken"
 
 
 def _is_json(head: ResponseHead) -> bool:

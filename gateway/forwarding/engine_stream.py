@@ -4,21 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from gateway.forwarding.policy import NO_DEADLINE, Deadline
 from gateway.forwarding.resume_log import ResumeLog
-from gateway.forwarding.router import LoadTracker
 from gateway.metrics import response_summary
-from gateway.metrics.response_summary import VersionCounts, parse_usage
+from gateway.metrics.response_summary import parse_usage
 from gateway.routing.table import EngineEndpoint
-from gateway.upstream.call import BrokenResponseError, EngineCall, SuspendedError
-from machinery.clock import NEVER, Clock
+from gateway.upstream.call import BrokenResponseError, SuspendedError
 from machinery.http_chunks import CHUNK_END, SIZE_LINES
 from schemas.wire.streams import DONE
 
 if TYPE_CHECKING:  # they make streams, or continue them
-    from gateway.forwarding.attempt import AttemptRunner
+    from gateway.forwarding.attempt import EngineAttempt
     from gateway.forwarding.resumption import Continuation, Resumption
-    from gateway.forwarding.retry_state import RetryState
 
 # A larger event is passed on in parts, to bound the memory.
 _HELD_LIMIT = 1 << 20
@@ -41,74 +37,6 @@ def split_events(held: bytes, piece: bytes) -> tuple[bytes, bytes]:
 def _end(data: bytes, separator: bytes) -> int:
     at = data.rfind(separator)
     return 0 if at < 0 else at + len(separator)
-
-
-class InFlight(EngineCall, kw_only=True):
-    """A request at an engine. Counts as load until it is closed, and once in the metrics of its version.
-
-    Its creator calls `LoadTracker.begin`.
-    """
-
-    endpoint: EngineEndpoint
-    sent_s: float
-    load_tracker: LoadTracker
-    version: VersionCounts
-    deadline: Deadline = NO_DEADLINE
-    """An engine is not to blame if the request ends after it."""
-    stream: "EngineStream | None" = None
-    """The stream of the response, once its first event has arrived."""
-    is_counted: bool = False
-    """True once the outcome is recorded."""
-    is_closed: bool = False
-    """True once it no longer counts as load."""
-    _first_s: float = 0.0
-
-    def record_first_event(self, now_s: float) -> None:
-        """Record the first event of a stream."""
-        self.version.record_first_token(now_s - self.sent_s)
-        self._first_s = now_s
-
-    def record_end(self, tokens: int, last: bytes, now_s: float) -> str:
-        """Record the end of a stream, with the number of tokens after the first event.
-
-        Return the failure as in fleet_gateway_attempts_total; empty if the stream is complete.
-        """
-        self.is_counted = True
-        if response_summary.is_complete_stream(last):
-            self.version.record_stream(tokens, now_s - self._first_s)
-            return ""
-        is_late = now_s >= self.deadline.at_s or self.is_timeout(last)
-        self._end_early(is_late=is_late)
-        return "timed_out" if is_late else "interrupted"
-
-    def record_late(self) -> None:
-        """Record that the engine reports the end of the request's own deadline."""
-        self._end_early(is_late=True)
-
-    def is_timeout(self, body: bytes) -> bool:
-        """Return whether a 504 with this body, or a stream with this end, reports the request's own deadline."""
-        return self.deadline.at_s < NEVER and response_summary.is_timeout(body)
-
-    def record_failure(self, now_s: float) -> None:
-        """Record that the engine did not answer, or died before the end."""
-        self._end_early(is_late=now_s >= self.deadline.at_s)
-
-    def _end_early(self, *, is_late: bool) -> None:
-        self.is_counted = True
-        if is_late and self.deadline.is_clients:
-            self.version.client_gone += 1
-        else:
-            self.version.error += 1
-
-    def close(self) -> None:
-        """Release the request. Without a recorded outcome the client left. May be called again."""
-        if self.is_closed:
-            return
-        self.is_closed = True
-        if not self.is_counted:
-            self.version.client_gone += 1
-        self.cancel()
-        self.load_tracker.end(self.endpoint)
 
 
 class StreamReceiver(Protocol):
@@ -149,7 +77,8 @@ EarlyAct: TypeAlias = tuple[Callable[..., None], tuple[Any, ...]]
 class EngineStream:
     """A stream whose first event has arrived. The holder must `attach` a receiver, and close it."""
 
-    in_flight: InFlight
+    attempt: "EngineAttempt"
+    """The request that the engine answers now."""
     status: int
     passed: bytes
     """Header lines for the client."""
@@ -158,11 +87,6 @@ class EngineStream:
     """The beginning of the next event."""
     records: list[bytes] = field(default_factory=list)
     """The resume records of the first events, if another engine can continue the stream."""
-    clock: Clock
-    source: "AttemptRunner"
-    """Sent the request."""
-    observer: "RetryState"
-    """Receives the usage and the failures of the stream."""
     resume_log: ResumeLog | None = None
     """Resume records of the stream, if it has any."""
     continuation: "Continuation | None" = None
@@ -187,12 +111,12 @@ class EngineStream:
     @property
     def endpoint(self) -> EngineEndpoint:
         """The endpoint that answers now."""
-        return self.in_flight.endpoint
+        return self.attempt.endpoint
 
     def attach(self, receiver: StreamReceiver) -> None:
         """Hand the events to the receiver from now on, those that have arrived at once."""
         self._receiver = receiver
-        self.in_flight.resume()
+        self.attempt.resume()
         first, self.first = self.first, b""
         if first:
             self.last = first
@@ -205,11 +129,11 @@ class EngineStream:
 
     def pause(self) -> None:
         """Read no more for now, because the client reads too slowly."""
-        self.in_flight.pause()
+        self.attempt.pause()
 
     def resume(self) -> None:
         """Read again."""
-        self.in_flight.resume()
+        self.attempt.resume()
 
     def feed(self, piece: bytes) -> None:
         """Take a piece of a response that no other engine can continue."""
@@ -255,8 +179,8 @@ class EngineStream:
         if not self._is_over:
             self._is_over = True
             if self.resume_log is not None:
-                self.observer.record_usage(self.resume_log.usage())
-        self.in_flight.close()
+                self.attempt.state.usage = self.resume_log.usage()
+        self.attempt.close()
 
     def finish(self) -> None:
         """Take the end of the engine's response."""
@@ -286,9 +210,8 @@ class EngineStream:
             self._record_end(self.last)
             receiver.on_stream_end()
             return
-        outcome = self.source.interrupted(self.in_flight, error)
-        self.observer.record_broken(self.in_flight.endpoint, outcome, str(error))
-        self.in_flight.close()
+        self._record_broken(self.attempt.interrupt(error), str(error))
+        self.attempt.close()
         try:
             if self.continuation is None:
                 raise error
@@ -320,9 +243,9 @@ class EngineStream:
         except BrokenResponseError:
             return False
         self.rest = b""
-        self.observer.record_broken(self.in_flight.endpoint, "suspended", why)
-        self.in_flight.is_counted = True  # the engine that ends the stream is counted
-        self.in_flight.close()
+        self._record_broken("suspended", why)
+        self.attempt.is_counted = True  # the engine that ends the stream is counted
+        self.attempt.close()
         receiver.on_suspended()
         return True
 
@@ -340,16 +263,17 @@ class EngineStream:
         self._is_over = True
         usage = parse_usage(last) if self.resume_log is None else self.resume_log.usage()
         if usage is not None:
-            self.observer.record_usage(usage)
+            self.attempt.state.usage = usage
         # Without a usage they are the events, without the finish reason and [DONE].
         tokens = self._pieces - 2 if usage is None else usage[2] - self._replayed - 1
         count = tokens if self._pieces else 0
-        broken = self.in_flight.record_end(count, last, self.clock.monotonic())
+        broken = self.attempt.record_end(count, last)
         if broken:
             self.is_whole = False
-            self.observer.record_broken(
-                self.in_flight.endpoint, broken, response_summary.stream_error(last)
-            )
+            self._record_broken(broken, response_summary.stream_error(last))
+
+    def _record_broken(self, outcome: str, why: str) -> None:
+        self.attempt.state.record_broken(self.endpoint, outcome, why)
 
     async def find_next(self) -> bool:
         """Search an engine that continues the stream; return False if a keep-alive event is due.
@@ -368,7 +292,7 @@ class EngineStream:
             return False
         for record in stream.records:
             resume_log.add(record)
-        self.first, self.in_flight, self.early = stream.first, stream.in_flight, stream.early
-        self.in_flight.stream, self._receiver, self._found = self, None, None
+        self.first, self.attempt, self.early = stream.first, stream.attempt, stream.early
+        self.attempt.stream, self._receiver, self._found = self, None, None
         self._pieces, self._replayed = 0, search.resume_point.tokens
         return True

@@ -15,13 +15,14 @@ from gateway.forwarding import model_refusals
 from gateway.forwarding.admission import Activator, ClientWait, ConcurrencyLimiter, KeepAlive, Slot
 from gateway.forwarding.attempt import (
     RETRYABLE_STATUSES,
+    TIMEOUT_STATUS,
     AttemptOwner,
     AttemptResult,
     AttemptRunner,
     AttemptWaiter,
     EngineAttempt,
     is_loading,
-    is_timeout,
+    outcome_of,
 )
 from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.hedge import AttemptCoroutine, race
@@ -30,7 +31,6 @@ from gateway.forwarding.on_demand import OnDemandModels
 from gateway.forwarding.policy import Deadline, ForwardingPolicy
 from gateway.forwarding.resumption import Resumer
 from gateway.forwarding.retry_state import (
-    Attempt,
     AttemptFailures,
     ForwardClient,
     ForwardResult,
@@ -169,7 +169,7 @@ class Forwarder(AttemptOwner):
         attempt, state.running = state.running, None
         if attempt is not None:
             attempt.abandon()
-            self._record_attempt(attempt, "abandoned", "")
+            attempt.record("abandoned")
 
     def _draw(self, state: RetryState) -> float:
         """Return the random draw for all choices of the request."""
@@ -494,7 +494,7 @@ class Forwarder(AttemptOwner):
             self._record_error(attempt, error)
             return None
         except BaseException:
-            self._record_attempt(attempt, "abandoned", "")
+            attempt.record("abandoned")
             raise
         return result if self._record_result(attempt, result) else None
 
@@ -503,31 +503,29 @@ class Forwarder(AttemptOwner):
         state = attempt.state
         if attempt.is_resumed and result.status in _RESUME_REFUSED:
             # Its model or template differs, so it may answer from the start.
-            self._record_attempt(attempt, "turned_away", "")
+            attempt.record("turned_away")
             state.add_failures().resume_log = None
             return False
         if result.status not in RETRYABLE_STATUSES:
-            self._record_attempt(attempt, "resumed" if attempt.is_resumed else "answered", "")
+            attempt.record("resumed" if attempt.is_resumed else "answered")
             if attempt.is_resumed:
                 state.record_resumption(attempt.endpoint)
                 self.metrics.resumptions.add("resumed")
             return True
-        if is_timeout(result, state):
+        assert isinstance(result, WholeResponse)  # a stream has no such status
+        if result.status == TIMEOUT_STATUS and attempt.is_timeout(result.body):
             self._record_late(attempt)
             self._record_failed(attempt, "timed_out", "", None)
-        elif isinstance(result, WholeResponse) and is_loading(
-            attempt.endpoint, result.status, result.body
-        ):
+        elif is_loading(attempt.endpoint, result.status, result.body):
             self._record_error(attempt, UnreachableError("it loads its model"))
         else:
-            self._record_attempt(attempt, "turned_away", "")
-            rejection = result if isinstance(result, WholeResponse) else None
-            self._record_failed(attempt, "turned_away", "", rejection)
+            attempt.record("turned_away")
+            self._record_failed(attempt, "turned_away", "", result)
         return False
 
     def _record_error(self, attempt: EngineAttempt, error: UpstreamError) -> None:
         """Record an attempt without a response."""
-        state, outcome, why = attempt.state, _outcome(error), str(error)
+        state, outcome, why = attempt.state, outcome_of(error), str(error)
         refusal = _refusal_for(error, attempt.request, state)
         is_unreached = isinstance(error, UnreachableError)
         state.add_failures().add_error(attempt.endpoint, refusal, is_unreached=is_unreached)
@@ -535,7 +533,7 @@ class Forwarder(AttemptOwner):
             outcome = "timed_out"
             self._record_late(attempt)
         else:
-            self._record_attempt(attempt, outcome, why)
+            attempt.record(outcome, why)
         self._record_failed(attempt, outcome, why, None)
 
     def _record_late(self, attempt: EngineAttempt) -> None:
@@ -544,13 +542,7 @@ class Forwarder(AttemptOwner):
         state.served_by = attempt.endpoint
         state.add_failures().is_timed_out = True
         why = f"the request's {state.terms.deadline.timeout_s:g} s were over"
-        self._record_attempt(attempt, "timed_out", why)
-
-    def _record_attempt(self, attempt: EngineAttempt, outcome: str, why: str) -> None:
-        self.metrics.attempts.add(outcome)
-        ended_s = self.clock.monotonic()
-        done = Attempt(attempt.endpoint.name, outcome, attempt.sent_s, ended_s, why)
-        attempt.state.attempts += (done,)
+        attempt.record("timed_out", why)
 
     def _record_failed(
         self, attempt: EngineAttempt, outcome: str, why: str, rejection: WholeResponse | None
@@ -582,12 +574,6 @@ def _terms_until(request: InferenceRequest, model_state: ModelState, now_s: floa
     timeout_s = min(policy.request_s, own_s)
     deadline = Deadline(now_s + timeout_s, timeout_s, own_s < policy.request_s)
     return RequestTerms(model_state, policy, deadline)
-
-
-def _outcome(error: UpstreamError) -> str:
-    if isinstance(error, UnreachableError):
-        return error.outcome
-    return "silent" if error.is_silence else "broken"
 
 
 def _refusal_for(error: UpstreamError, request: InferenceRequest, state: RetryState) -> Refusal:

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from gateway.forwarding.attempt import RETRYABLE_STATUSES, AttemptRunner, AttemptWaiter
+from gateway.forwarding.attempt import RETRYABLE_STATUSES, AttemptRunner, AttemptWaiter, outcome_of
 from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.resume_log import ResumeLog, ResumePoint
 from gateway.forwarding.retry_state import (
     LATER_STATUSES,
-    Attempt,
     RetryState,
     WholeResponse,
 )
@@ -223,26 +222,21 @@ class Resumption:
 
     async def _try_endpoint(self, endpoint: EngineEndpoint) -> EngineStream | None:
         """Try one endpoint; return None if it does not continue, which is recorded."""
-        state, resumer = self.state, self.resumer
-        state.started += 1
-        began_s = resumer.clock.monotonic()
+        waiter = AttemptWaiter()
+        attempt = self.resumer.attempts.start(self.request, endpoint, self.state, waiter)
+        self.state.started += 1
         outcome, why, result = "abandoned", "", None
         try:
-            waiter = AttemptWaiter()
-            attempt = resumer.attempts.start(self.request, endpoint, state, waiter)
             result = await waiter.wait(attempt)
             outcome = "resumed" if self._is_fit(result) else "turned_away"
             why = "" if outcome == "resumed" else self._last_reason
-        except UnreachableError as error:
-            outcome, why = error.outcome, str(error)
-        except BrokenResponseError as error:
-            outcome, why = "silent" if error.is_silence else "broken", str(error)
-            self._record_death(endpoint, error)
+        except (UnreachableError, BrokenResponseError) as error:
+            outcome, why = outcome_of(error), str(error)
+            if isinstance(error, BrokenResponseError):
+                self._record_death(endpoint, error)
         finally:
             self._failed.add(endpoint)
-            resumer.metrics.attempts.add(outcome)
-            ended_s = resumer.clock.monotonic()
-            state.attempts += (Attempt(endpoint.name, outcome, began_s, ended_s, why),)
+            attempt.record(outcome, why)
         return result if isinstance(result, EngineStream) and outcome == "resumed" else None
 
     def _is_fit(self, result: EngineStream | WholeResponse) -> bool:

@@ -205,10 +205,6 @@ class RetryState(msgspec.Struct, eq=False):
         self.resumptions += 1
         self.served_by = endpoint
 
-    def record_usage(self, tokens: TokenCounts) -> None:
-        """Record the token counts of the response."""
-        self.usage = tokens
-
     def record_broken(self, endpoint: EngineEndpoint, outcome: str, why: str) -> None:
         """Record that an engine failed after it had begun to answer."""
         attempts = self.attempts

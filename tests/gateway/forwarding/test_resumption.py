@@ -253,7 +253,7 @@ async def test_cut_at_every_byte(path: str, body: dict[str, Any], size: int, ste
         assert all(piece.endswith(b"\n\n") for piece in got)
         assert state.resumptions == 1
         assert state.usage == (11, 4, 8)
-        assert stream.in_flight.is_counted
+        assert stream.attempt.is_counted
 
 
 async def test_repeated_cuts() -> None:
