@@ -10,7 +10,6 @@ from functools import partial
 from itertools import chain, islice
 from typing import TypeAlias
 
-import orjson
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
@@ -28,6 +27,7 @@ from gateway.admin.model_facts import read_facts
 from gateway.admin.routes import make_admin_router
 from gateway.apis import registry
 from gateway.apis.anthropic import response_translator as anthropic
+from gateway.apis.http_bodies import json_response
 from gateway.apis.local_servers import LocalServerRoutes
 from gateway.apis.model_loads import ModelLoads
 from gateway.apis.ollama import routes as ollama
@@ -231,28 +231,28 @@ class AppRoutes:
         }
         if self.fleet_state.access.sees_all(request.scope["headers"]):
             body["models"] = sorted(self.table_cache.table.models)
-        return _json({**body, "links": _LINKS})
+        return json_response({**body, "links": _LINKS})
 
     async def live(self) -> Response:
         """Answer 200 as long as the process serves requests."""
-        return _json({"status": "alive"})
+        return json_response({"status": "alive"})
 
     async def ready(self) -> Response:
         """Answer 200 once the gateway has a routing table, else 503; for load balancers, which have no key."""
         status = 200 if self.table_cache.is_synced else 503
-        return _json({"status": _status(self.table_cache)}, status)
+        return json_response({"status": _status(self.table_cache)}, status)
 
     async def models(self, request: Request) -> Response:
         """List the models that the client may use."""
         models = self.fleet_state.visible_models(principal_of(request))
         if registry.VERSION in request.headers:
-            return _json(anthropic.model_page(models, request.query_params))
-        return _json({"object": "list", "data": [_model_body(model) for model in models]})
+            return json_response(anthropic.model_page(models, request.query_params))
+        return json_response({"object": "list", "data": [_model_body(model) for model in models]})
 
     async def model(self, name: str, request: Request) -> Response:
         """Describe one model."""
         served_model = self.fleet_state.find_model(principal_of(request), name)
-        return _json(
+        return json_response(
             anthropic.model_body(served_model)
             if registry.VERSION in request.headers
             else _model_body(served_model)
@@ -273,7 +273,7 @@ class AppRoutes:
         sees_all = self.fleet_state.access.sees_all(request.scope["headers"])
         if not sees_all and await self.context.metrics_access.denial(request.scope) is not None:
             # Load balancers have no credentials.
-            return _json({"status": phrase}, status)
+            return json_response({"status": phrase}, status)
         staleness_s, age_s = table_cache.staleness_s(), self.fleet_state.snapshot_age_s()
         body: Json = {
             "status": phrase,
@@ -296,7 +296,7 @@ class AppRoutes:
         if self.compat_facts is not None:
             workers = await self.compat_facts.workers()
             body |= names.health(self.compat_facts, workers, self.context.id, has_models=sees_all)
-        return _json(body, status)
+        return json_response(body, status)
 
     async def metrics_text(self, request: Request) -> Response:
         """Return the metrics in Prometheus text format."""
@@ -356,10 +356,6 @@ def _status(table_cache: TableCache) -> str:
     if table_cache.is_stale:
         return "degraded: etcd is unreachable; using the last known fleet state"
     return "ok"
-
-
-def _json(body: Json, status: int = 200) -> Response:
-    return Response(orjson.dumps(body), status_code=status, media_type="application/json")
 
 
 def _model_body(model: ServedModel) -> Json:

@@ -5,14 +5,11 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TypeAlias
 
 from schemas.deployment import HUB_REPO_PATTERN
 from schemas.records import Role
 from schemas.wire import headers
-from schemas.wire.errors import ErrorBody, Refusal, RefusedError
-
-HeaderList: TypeAlias = Sequence[tuple[bytes, bytes]]
+from schemas.wire.errors import ErrorBody, Refusal, RefusedError, refused, unavailable
 
 # A fleet may serve hundreds of models, and a person reads the message.
 _NAMES_SHOWN = 20
@@ -22,6 +19,7 @@ _HUB_NAME = re.compile(
     re.ASCII,
 )
 _MAX_HUB_NAME = 300
+_NOTHING = "Nothing is deployed that you may use; `fleetctl apply` a ModelDeployment."
 # Refusals of access control. No message contains a key or a part of one.
 _CHALLENGE = ((b"www-authenticate", b'Bearer realm="mlx-fleet"'),)
 _HOW = "send it as `Authorization: Bearer KEY` (or as `x-api-key` or `api-key`)"
@@ -32,17 +30,14 @@ def unknown_model(
     name: str, known: Sequence[str], nearest: str | None, idle: Collection[str] = ()
 ) -> Refusal:
     """Return the refusal of a model name that is not declared. `idle`: those without a ready replica."""
-    shown = name if len(name) <= 200 else f"{name[:200]}..."
-    message = f"The model '{shown}' does not exist. "
+    message = f"The model '{_shortened(name)}' does not exist. "
     if nearest is not None:
         message += f"Did you mean '{nearest}'? "
     if known:
-        more = len(known) - _NAMES_SHOWN
-        names = (f"{one} (0 ready)" if one in idle else one for one in known[:_NAMES_SHOWN])
-        listed = ", ".join(names) + (f" and {more} more" if more > 0 else "")
-        message += f"This fleet serves: {listed}."
+        names = [f"{name} (0 ready)" if name in idle else name for name in known]
+        message += f"This fleet serves: {_listed(names)}."
     else:
-        message += "Nothing is deployed that you may use; `fleetctl apply` a ModelDeployment."
+        message += _NOTHING
     message += _hub_hint(name, known)
     return Refusal(status=404, message=message, param="model", code="model_not_found")
 
@@ -51,14 +46,20 @@ def no_model(known: Sequence[str]) -> Refusal:
     """Return the refusal of a request that names no model, where none is the default."""
     message = "The request names no model, and the gateway has no default. "
     if known:
-        more = len(known) - _NAMES_SHOWN
-        listed = ", ".join(known[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
-        message += (
-            f'Send "model" with one of: {listed}; or start the gateway with --default-model NAME.'
-        )
+        message += f'Send "model" with one of: {_listed(known)}; or start the gateway with --default-model NAME.'
     else:
-        message += "Nothing is deployed that you may use; `fleetctl apply` a ModelDeployment."
+        message += _NOTHING
     return Refusal(status=400, message=message, param="model", code="model_required")
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the names as a list that a person reads."""
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= 200 else f"{name[:200]}..."
 
 
 def _hub_hint(name: str, known: Sequence[str]) -> str:
@@ -146,52 +147,35 @@ def too_many_batches(limit: int) -> Refusal:
 
 def not_synced() -> Refusal:
     """Return the refusal before the first read of the store."""
-    return Refusal(
-        status=503,
-        message="The gateway has not reached etcd since it started, so it knows no models yet.",
-        code="not_synced",
-        retry_after_s=2,
-    )
+    message = "The gateway has not reached etcd since it started, so it knows no models yet."
+    return Refusal(status=503, message=message, code="not_synced", retry_after_s=2)
 
 
 def unreachable(name: str, attempts: int, why: str) -> Refusal:
     """Return the refusal when no engine of the model accepted a connection."""
-    return Refusal(
-        status=503,
-        message=f"No replica of '{name}' could be reached ({attempts} tried; the last: {why}).",
-        code="upstream_unreachable",
-        retry_after_s=1,
-    )
+    message = f"No replica of '{name}' could be reached ({attempts} tried; the last: {why})."
+    return Refusal(status=503, message=message, code="upstream_unreachable", retry_after_s=1)
 
 
 def upstream_failed(name: str, attempts: int, why: str) -> Refusal:
     """Return the refusal when engines accepted the request and failed to answer it."""
-    return Refusal(
-        status=503,
-        message=f"The replicas of '{name}' failed ({attempts} tried; the last: {why}).",
-        code="upstream_failed",
-        retry_after_s=1,
-    )
+    message = f"The replicas of '{name}' failed ({attempts} tried; the last: {why})."
+    return Refusal(status=503, message=message, code="upstream_failed", retry_after_s=1)
 
 
 def upstream_silent(name: str, why: str) -> Refusal:
     """Return the refusal when an engine sent nothing for too long."""
-    return Refusal(
-        status=504,
-        message=f"The replica of '{name}' made no progress in time: {why}. The limits are "
-        "spec.routing.timeouts.attempt and firstToken, or --request-timeout of the gateway.",
-        code="upstream_timeout",
+    message = (
+        f"The replica of '{name}' made no progress in time: {why}. The limits are "
+        "spec.routing.timeouts.attempt and firstToken, or --request-timeout of the gateway."
     )
+    return Refusal(status=504, message=message, code="upstream_timeout")
 
 
 def shutting_down() -> Refusal:
     """Return the refusal for requests that outlast the gateway's drain."""
-    return Refusal(
-        status=503,
-        message="The gateway is shutting down; repeat the request.",
-        code="gateway_shutting_down",
-        retry_after_s=1,
-    )
+    message = "The gateway is shutting down; repeat the request."
+    return Refusal(status=503, message=message, code="gateway_shutting_down", retry_after_s=1)
 
 
 def internal() -> Refusal:
@@ -204,9 +188,8 @@ def internal() -> Refusal:
 
 def interrupted(why: str) -> Refusal:
     """Return the error that ends a stream after its status was sent."""
-    return Refusal(
-        status=502, message=f"The stream was interrupted: {why}.", code="stream_interrupted"
-    )
+    message = f"The stream was interrupted: {why}."
+    return Refusal(status=502, message=message, code="stream_interrupted")
 
 
 def head_too_large(limit: int) -> Refusal:
@@ -275,35 +258,29 @@ def unknown_transfer_coding(codings: str) -> Refusal:
 
 def too_many_bodies(limit: int, share: int) -> Refusal:
     """Return the refusal of a body for whose bytes there is no memory. `share`: the most of one API key."""
-    return Refusal(
-        status=503,
-        message=f"This gateway has no memory for another large request: the bodies of all requests may take {limit} "
-        f"bytes (--max-body-memory), and those of one API key {share}; repeat it when others have ended.",
-        code="gateway_overloaded",
-        retry_after_s=1,
+    message = (
+        f"This gateway has no memory for another large request: the bodies of all requests may take {limit} "
+        f"bytes (--max-body-memory), and those of one API key {share}; repeat it when others have ended."
     )
+    return Refusal(status=503, message=message, code="gateway_overloaded", retry_after_s=1)
 
 
 def too_many_connections() -> Refusal:
     """Return the refusal of a connection for which no file descriptor is left."""
-    return Refusal(
-        status=503,
-        message="This gateway has as many connections as its limit of open files allows; repeat the request in a "
-        "second. Its operator can raise the limit (ulimit -n).",
-        code="gateway_overloaded",
-        retry_after_s=1,
+    message = (
+        "This gateway has as many connections as its limit of open files allows; repeat the request in a "
+        "second. Its operator can raise the limit (ulimit -n)."
     )
+    return Refusal(status=503, message=message, code="gateway_overloaded", retry_after_s=1)
 
 
 def too_many_of_address(limit: int) -> Refusal:
     """Return the refusal of a connection of an address that has as many as one may have."""
-    return Refusal(
-        status=503,
-        message=f"This address has {limit} connections to this gateway already, the limit of "
-        "--max-connections-per-address; use them, or close some.",
-        code="too_many_connections",
-        retry_after_s=1,
+    message = (
+        f"This address has {limit} connections to this gateway already, the limit of "
+        "--max-connections-per-address; use them, or close some."
     )
+    return Refusal(status=503, message=message, code="too_many_connections", retry_after_s=1)
 
 
 def compressed(coding: str) -> Refusal:
@@ -324,23 +301,20 @@ def too_slow(seconds: float) -> Refusal:
 def request_timeout(name: str, timeout_s: float, attempts: int) -> Refusal:
     """Return the refusal when the request's deadline has passed."""
     tried = f"{attempts} replicas were tried" if attempts != 1 else "1 replica was tried"
-    return Refusal(
-        status=504,
-        message=f"The response of '{name}' was not complete within {timeout_s:g} s ({tried}); allow more time in the "
-        f"header '{headers.REQUEST_TIMEOUT}', or in spec.routing.timeouts.request if that is the limit.",
-        code="request_timeout",
+    message = (
+        f"The response of '{name}' was not complete within {timeout_s:g} s ({tried}); allow more time in the "
+        f"header '{headers.REQUEST_TIMEOUT}', or in spec.routing.timeouts.request if that is the limit."
     )
+    return Refusal(status=504, message=message, code="request_timeout")
 
 
 def queue_full(name: str, *, running: int, waiting: int, retry_after_s: int) -> Refusal:
     """Return the refusal when the queue is full."""
-    return Refusal(
-        status=429,
-        message=f"The queue of '{name}' is full: {running} {_requests(running)} running and {waiting} "
-        f"{_requests(waiting)} waiting, the limits of spec.routing.queueing; try again in {retry_after_s} s.",
-        code="queue_full",
-        retry_after_s=retry_after_s,
+    message = (
+        f"The queue of '{name}' is full: {running} {_requests(running)} running and {waiting} "
+        f"{_requests(waiting)} waiting, the limits of spec.routing.queueing; try again in {retry_after_s} s."
     )
+    return Refusal(status=429, message=message, code="queue_full", retry_after_s=retry_after_s)
 
 
 def _requests(count: int) -> str:
@@ -349,13 +323,11 @@ def _requests(count: int) -> str:
 
 def queue_timeout(name: str, waited_s: float, retry_after_s: int) -> Refusal:
     """Return the refusal of a request that waited too long for a slot."""
-    return Refusal(
-        status=503,
-        message=f"The request waited {waited_s:g} s for a slot of '{name}', the limit of "
-        f"spec.routing.queueing.timeout; try again in {retry_after_s} s.",
-        code="queue_timeout",
-        retry_after_s=retry_after_s,
+    message = (
+        f"The request waited {waited_s:g} s for a slot of '{name}', the limit of "
+        f"spec.routing.queueing.timeout; try again in {retry_after_s} s."
     )
+    return Refusal(status=503, message=message, code="queue_timeout", retry_after_s=retry_after_s)
 
 
 def not_retried(refusal: Refusal) -> Refusal:
@@ -388,7 +360,7 @@ def no_key(is_any: bool) -> RefusedError:  # noqa: FBT001 - a callback
             f"This gateway requires an API key, and the fleet has none yet: {_MAKE}, then {_HOW}. A gateway "
             "that listens only on loopback, or was started with --auth off, requires none."
         )
-    return RefusedError(_refusal(401, message, "invalid_api_key", _CHALLENGE))
+    return _unauthorized(message)
 
 
 def no_scheme() -> RefusedError:
@@ -397,7 +369,7 @@ def no_scheme() -> RefusedError:
         "The header `authorization` does not begin with `Bearer `: send it as `Authorization: Bearer KEY`, "
         "or the key alone as `x-api-key` or `api-key`."
     )
-    return RefusedError(_refusal(401, message, "invalid_api_key", _CHALLENGE))
+    return _unauthorized(message)
 
 
 def wrong_key(*, is_any: bool) -> RefusedError:
@@ -407,13 +379,13 @@ def wrong_key(*, is_any: bool) -> RefusedError:
         "The API key is unknown: it was mistyped or revoked, or belongs to another fleet."
         f"{also} `fleetctl get apikeys` lists the fleet's keys; {_MAKE}."
     )
-    return RefusedError(_refusal(401, message, "invalid_api_key", _CHALLENGE))
+    return _unauthorized(message)
 
 
 def expired(key: str, at: datetime) -> RefusedError:
     """Return the refusal of an expired key."""
     message = f"The API key '{key}' expired on {at:%Y-%m-%d %H:%M} UTC; {_MAKE}."
-    return RefusedError(_refusal(401, message, "api_key_expired", _CHALLENGE))
+    return _unauthorized(message, "api_key_expired")
 
 
 def replaced(key: str, at: datetime) -> RefusedError:
@@ -422,31 +394,26 @@ def replaced(key: str, at: datetime) -> RefusedError:
         f"The API key '{key}' was rotated, and this earlier secret of it ended on {at:%Y-%m-%d %H:%M} UTC: use the new "
         f"one. If it is lost, `fleetctl rotate apikey {key}` makes another."
     )
-    return RefusedError(_refusal(401, message, "api_key_expired", _CHALLENGE))
+    return _unauthorized(message, "api_key_expired")
 
 
 def keys_unknown() -> RefusedError:
     """Return the refusal before the keys were read from the store."""
-    refusal = Refusal(
-        status=503,
-        message="The fleet's API keys could not be read from etcd yet, so no key can be checked. Try again when etcd "
-        "answers. If it does, the etcd user of this process may lack the right to read them: run `fleetctl init-auth` again.",
-        code="not_synced",
-        retry_after_s=2,
+    message = (
+        "The fleet's API keys could not be read from etcd yet, so no key can be checked. Try again when etcd answers. "
+        "If it does, the etcd user of this process may lack the right to read them: run `fleetctl init-auth` again."
     )
-    return RefusedError(refusal)
+    return unavailable(message, "not_synced", retry_after_s=2)
 
 
 def wrong_model(key: str, allowed: Iterable[str], name: str) -> RefusedError:
     """Return the refusal of a model outside the key's list; it does not tell whether the model exists."""
-    shown = name if len(name) <= 200 else f"{name[:200]}..."
-    known = sorted(allowed)
-    more = len(known) - _NAMES_SHOWN
-    listed = ", ".join(known[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
-    message = f"The API key '{key}' may not use the model '{shown}'; it may use: {listed}."
-    return RefusedError(
-        Refusal(status=403, message=message, param="model", code="model_not_allowed")
+    listed = _listed(sorted(allowed))
+    message = (
+        f"The API key '{key}' may not use the model '{_shortened(name)}'; it may use: {listed}."
     )
+    refusal = Refusal(status=403, message=message, param="model", code="model_not_allowed")
+    return RefusedError(refusal)
 
 
 def role_required(key: str, role: Role, needed: Role) -> RefusedError:
@@ -455,7 +422,7 @@ def role_required(key: str, role: Role, needed: Role) -> RefusedError:
         f"The API key '{key}' has the role {role}, and this needs the role {needed}; `fleetctl create apikey NAME "
         f"--role {needed}` makes a key that has it."
     )
-    return RefusedError(_refusal(403, message, "role_required"))
+    return refused(403, message, "role_required")
 
 
 def key_required(needed: Role) -> RefusedError:
@@ -464,7 +431,7 @@ def key_required(needed: Role) -> RefusedError:
         f"This needs the role {needed}. Without keys only clients on the gateway's own machine have it: start the "
         f"gateway with --auth on, and use a key of `fleetctl create apikey NAME --role {needed}`."
     )
-    return RefusedError(_refusal(403, message, "role_required"))
+    return refused(403, message, "role_required")
 
 
 def too_many_at_once(subject: str, of: str, in_flight: int) -> Refusal:
@@ -496,13 +463,12 @@ def too_many_tokens(subject: str, of: str, per_minute: float, wait_s: float) -> 
 
 
 def _rate_limited(message: str, wait_s: float) -> Refusal:
+    retry_after_s = max(1, math.ceil(wait_s))
     return Refusal(
-        status=429,
-        message=message,
-        code="rate_limit_exceeded",
-        retry_after_s=max(1, math.ceil(wait_s)),
+        status=429, message=message, code="rate_limit_exceeded", retry_after_s=retry_after_s
     )
 
 
-def _refusal(status: int, message: str, code: str, extra: HeaderList = ()) -> Refusal:
-    return Refusal(status=status, message=message, code=code, extra_headers=tuple(extra))
+def _unauthorized(message: str, code: str = "invalid_api_key") -> RefusedError:
+    refusal = Refusal(status=401, message=message, code=code, extra_headers=_CHALLENGE)
+    return RefusedError(refusal)

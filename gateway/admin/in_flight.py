@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final, TypeAlias
 
-import orjson
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import ValidationError
 
+from gateway.apis.http_bodies import json_response
 from gateway.auth.access_control import principal_of
 from gateway.http.request_context import RequestContext
 from gateway.routing.table import EngineEndpoint
@@ -113,7 +113,7 @@ class InFlightRoutes:
         shown = running[:_MOST_REQUESTS]
         rows = await describe_all(shown, self.source.links, self.clock)
         body = {"gateway": self.gateway, "total": len(running), "requests": rows_json(rows)}
-        return Response(orjson.dumps(body), media_type="application/json")
+        return json_response(body)
 
     async def cancel(
         self, request: Request, request_id: Annotated[str, Path(alias="id", max_length=128)]
@@ -140,7 +140,7 @@ class InFlightRoutes:
             "request cancelled", extra={"request_id": request_id, "user": by, "count": cancelled}
         )
         body = {"gateway": self.gateway, "id": request_id, "cancelled": cancelled}
-        return Response(orjson.dumps(body), media_type="application/json")
+        return json_response(body)
 
 
 async def describe_all(

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final, TypeAlias
 
-import orjson
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from gateway.admin import in_flight
 from gateway.admin.admin_context import AdminContext, endpoints_of, queue_counts
 from gateway.admin.in_flight import InFlightRoutes, InFlightSource
 from gateway.admin.request_stream import STREAM_PATH, RequestStream
+from gateway.apis.http_bodies import json_response
 from gateway.auth.access_control import principal_of
 from gateway.routing.candidates import BackendCandidates, Candidate, list_candidates
 from gateway.routing.table import ServedModel
@@ -50,9 +50,9 @@ class AdminRoutes:
         fleet_state, principal = self.context.fleet_state, principal_of(request)
         deployments = fleet_state.table_cache.known().deployments
         if model:
-            return _json(_model_body(fleet_state.find_model(principal, model), deployments))
+            return json_response(_model_body(fleet_state.find_model(principal, model), deployments))
         models = fleet_state.visible_models(principal)
-        return _json({"data": [_model_body(one, deployments) for one in models]})
+        return json_response({"data": [_model_body(one, deployments) for one in models]})
 
     async def candidates(
         self, request: Request, model: Annotated[str, Query(max_length=200)]
@@ -69,7 +69,7 @@ class AdminRoutes:
         served_model = context.fleet_state.find_model(principal_of(request), model)
         health = context.load_tracker.health(context.clock.monotonic())
         backends = [_backend_body(backend) for backend in list_candidates(served_model, health)]
-        return _json({"gateway": context.id, "model": model, "backends": backends})
+        return json_response({"gateway": context.id, "model": model, "backends": backends})
 
     async def ended(
         self,
@@ -84,7 +84,7 @@ class AdminRoutes:
         journal = self.context.recorder.journal
         entries = journal.last(limit, outcomes=outcomes, model=model, node=node, id_=id)
         rows = render_entries(entries, self.context.id)
-        return _json({"requests": rows_json(rows), "kept": len(journal)})
+        return json_response({"requests": rows_json(rows), "kept": len(journal)})
 
     async def feed(
         self,
@@ -116,7 +116,7 @@ class AdminRoutes:
             "running": rows_json(described),
             **queue_counts(context),
         }
-        return _json(body)
+        return json_response(body)
 
     async def _check_reader(self, request: Request, authorization: str) -> None:
         """Refuse clients but recorders and administrators of the fleet. Without keys, anyone may read the journal.
@@ -188,10 +188,6 @@ def _candidate_body(candidate: Candidate) -> Json:
         "leased": candidate.is_leased,
         "ejected": candidate.is_ejected,
     }
-
-
-def _json(body: Json) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")
 
 
 def make_admin_router(context: AdminContext, source: InFlightSource) -> APIRouter:

@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 
 import msgspec
-import orjson
 from fastapi import FastAPI, Request, Response
 
 from gateway.apis.adapter import decode
+from gateway.apis.http_bodies import json_response, read_body
 from gateway.apis.model_loads import ModelLoads
-from gateway.apis.request_body import read_body
 from gateway.auth.access_control import principal_of
 from gateway.routing.table import ServedModel
 from schemas.wire.errors import invalid
@@ -63,7 +62,7 @@ class LocalServerRoutes:
             "status": "loaded",
             **config,
         }
-        return _json(members)
+        return json_response(members)
 
     def _check_context(self, name: str, wanted: int | None) -> int | None:
         """Return the context of a model, None if that is not known. Raises RefusedError if more is wanted."""
@@ -81,12 +80,12 @@ class LocalServerRoutes:
         body_fields = decode(_UNLOAD, await read_body(request))
         model = self.loads.find(request, body_fields.instance_id)
         self.loads.unload((model,))
-        return _json({"instance_id": model.name})
+        return json_response({"instance_id": model.name})
 
     async def running(self, request: Request) -> Response:
         """List the models that have a replica, as llama-swap does."""
         models = self._loaded(request)
-        return _json({"running": [{"model": one.name, "state": "ready"} for one in models]})
+        return json_response({"running": [{"model": one.name, "state": "ready"} for one in models]})
 
     async def unload_all(self, request: Request) -> Response:
         """Unload all models that may be at zero, as llama-swap does."""
@@ -96,7 +95,7 @@ class LocalServerRoutes:
             for model in self._loaded(request)
             if all(may_be_at_zero(name) for name in model.deployments())
         )
-        return _json({"msg": "ok"})
+        return json_response({"msg": "ok"})
 
     async def unload_one(self, name: str, request: Request) -> Response:
         """Unload one model, as llama-swap does."""
@@ -106,7 +105,3 @@ class LocalServerRoutes:
     def _loaded(self, request: Request) -> list[ServedModel]:
         models = self.loads.fleet_state.visible_models(principal_of(request))
         return [model for model in models if model.ready() or model.kept()]
-
-
-def _json(body: dict[str, object]) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")

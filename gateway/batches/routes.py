@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import IO, Annotated, Final, TypeVar
 
 import msgspec
-import orjson
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import FileResponse
 from python_multipart.multipart import parse_options_header
@@ -17,7 +16,7 @@ from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from gateway import errors
-from gateway.apis.request_body import read_body, read_parts
+from gateway.apis.http_bodies import json_response, read_body, read_parts
 from gateway.auth.access_control import owner_of
 from gateway.batches import records
 from gateway.batches.database import BatchStore
@@ -105,7 +104,7 @@ class BatchRoutes:
                 await off_loop(_keep, store, record, file)
         finally:
             del self.uploads[slot]
-        return _json(record.body())
+        return json_response(record.body())
 
     async def _parts(
         self, request: Request, store: BatchStore, owner: str, slot: str
@@ -137,7 +136,7 @@ class BatchRoutes:
 
     async def file(self, file_id: str, request: Request) -> Response:
         """Describe a file."""
-        return _json((await self._file(file_id, request)).body())
+        return json_response((await self._file(file_id, request)).body())
 
     async def content(self, file_id: str, request: Request) -> Response:
         """Return the content of a file."""
@@ -152,7 +151,7 @@ class BatchRoutes:
         if await off_loop(store.is_needed, record):
             raise invalid("A batch that is not over reads this file; cancel it first.", "file_id")
         await off_loop(store.delete_file, record)
-        return _json({"id": record.id, "object": "file", "deleted": True})
+        return json_response({"id": record.id, "object": "file", "deleted": True})
 
     async def create(self, request: Request) -> Response:
         """Begin a batch."""
@@ -183,7 +182,7 @@ class BatchRoutes:
             metadata=given.metadata,
         )
         await off_loop(store.add_batch, record)
-        return _json(record.body())
+        return json_response(record.body())
 
     async def list_batches(
         self, request: Request, limit: Annotated[int, Query(ge=1, le=100)] = 20, after: str = ""
@@ -199,13 +198,13 @@ class BatchRoutes:
     async def batch(self, batch_id: str, request: Request) -> Response:
         """Describe a batch."""
         store, owner = self._store(), owner_of(request)
-        return _json(_found(await off_loop(store.batch, batch_id, owner), batch_id).body())
+        return json_response(_found(await off_loop(store.batch, batch_id, owner), batch_id).body())
 
     async def cancel(self, batch_id: str, request: Request) -> Response:
         """End a batch; the results until then become its files."""
         store, owner = self._store(), owner_of(request)
         batch = await off_loop(store.cancel, batch_id, owner, self._now_s())
-        return _json(_found(batch, batch_id).body())
+        return json_response(_found(batch, batch_id).body())
 
     def _store(self) -> BatchStore:
         """Return the folder.
@@ -278,8 +277,4 @@ def _keep(store: BatchStore, record: StoredFile, file: UploadFile) -> None:
 def _listing(data: list[records.Json], *, has_more: bool = False) -> Response:
     ids = [one["id"] for one in data]
     edges = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
-    return _json({"object": "list", "data": data, **edges, "has_more": has_more})
-
-
-def _json(body: records.Json) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")
+    return json_response({"object": "list", "data": data, **edges, "has_more": has_more})

@@ -56,13 +56,11 @@ def too_many_waiting(name: str, limit: int, wait_s: float) -> Refusal:
 
 def all_busy(name: str, waited_s: float) -> Refusal:
     """Return the refusal of a request that waited in vain for a slot of an engine."""
-    return Refusal(
-        status=429,
-        message=f"All replicas of '{name}' are busy, and the request waited {waited_s:g} s for a free slot; repeat it "
-        "later. The limit is --hold-timeout of the gateway, or spec.routing.queueing.coldStart.",
-        code="queue_full",
-        retry_after_s=_NOT_READY_RETRY_S,
+    message = (
+        f"All replicas of '{name}' are busy, and the request waited {waited_s:g} s for a free slot; repeat it "
+        "later. The limit is --hold-timeout of the gateway, or spec.routing.queueing.coldStart."
     )
+    return Refusal(status=429, message=message, code="queue_full", retry_after_s=_NOT_READY_RETRY_S)
 
 
 def owner_not_allowed(name: str, owners: Sequence[str]) -> Refusal:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from fastapi import FastAPI, Query, Request, Response
 
+from gateway.apis.http_bodies import json_response
 from gateway.auth.access_control import owner_of
 from gateway.disk_calls import off_loop
 from gateway.responses import turn as turns
@@ -34,7 +35,7 @@ class ResponseRoutes:
         """Return a stored response."""
         if request.query_params.get("stream") == "true":
             raise invalid("A stored response is not streamed; leave 'stream' out.", param="stream")
-        return _json(self._shown(await self._record(response_id, request)))
+        return json_response(self._shown(await self._record(response_id, request)))
 
     async def delete(self, response_id: str, request: Request) -> Response:
         """Delete a response; responses that continue it can no longer be continued."""
@@ -42,7 +43,7 @@ class ResponseRoutes:
         if not await off_loop(database.delete, response_id, owner_of(request)):
             raise RefusedError(no_response(response_id))
         self.responses.cancel(response_id, owner_of(request))
-        return _json({"id": response_id, "object": "response", "deleted": True})
+        return json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def input_items(
         self,
@@ -72,7 +73,7 @@ class ResponseRoutes:
         start = ids.index(after) + 1 if after else 0
         page = items[start : start + limit]
         edges = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {}
-        return _json(
+        return json_response(
             {"object": "list", "data": page, "has_more": len(items) > start + limit, **edges}
         )
 
@@ -89,7 +90,7 @@ class ResponseRoutes:
             end, now_s = self.responses.require().end, self.responses.now_s()
             await off_loop(end, record.id, record.owner, orjson.dumps(body), now_s)
             self.responses.cancel(record.id, record.owner)
-        return _json(self._shown(await self._record(response_id, request)))
+        return json_response(self._shown(await self._record(response_id, request)))
 
     async def _record(self, response_id: str, request: Request) -> StoredResponse:
         responses = self.responses
@@ -103,7 +104,3 @@ class ResponseRoutes:
         body: dict[str, Any] = orjson.loads(record.body)
         has_lapsed = 0 < record.running_until_s < self.responses.now_s()
         return body | failed(_LAPSED) if has_lapsed else body
-
-
-def _json(body: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")

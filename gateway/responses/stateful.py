@@ -350,9 +350,4 @@ def no_response(response_id: str, *, param: str = "response_id", needed_by: str 
 def too_many_background() -> Refusal:
     """Return the refusal of one background response too many."""
     message = f"{_MAX_BACKGROUND} background responses run at this gateway; wait for one, or leave 'background' out."
-    return Refusal(
-        status=429,
-        message=message,
-        code="too_many_requests",
-        retry_after_s=10,
-    )
+    return Refusal(status=429, message=message, code="too_many_requests", retry_after_s=10)

@@ -14,11 +14,11 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
 from gateway.apis.adapter import decode
+from gateway.apis.http_bodies import json_response, read_body
 from gateway.apis.model_loads import ModelLoads
 from gateway.apis.ollama import response_translator
 from gateway.apis.ollama.adapter import resolve_name
 from gateway.apis.ollama.model_facts import FactReader, ModelFacts
-from gateway.apis.request_body import read_body
 from gateway.auth.access_control import principal_of
 from gateway.routing.table import ServedModel
 from schemas.deployment import HUB_REPO_PATTERN
@@ -80,18 +80,18 @@ class OllamaRoutes:
 
     async def version(self) -> Response:
         """Return the version of Ollama's API."""
-        return _json({"version": response_translator.VERSION})
+        return json_response({"version": response_translator.VERSION})
 
     async def tags(self, request: Request) -> Response:
         """List the models that the client may use."""
         models = self._models(request)
-        return _json(response_translator.tags_body(models, await self.facts(models)))
+        return json_response(response_translator.tags_body(models, await self.facts(models)))
 
     async def running(self, request: Request) -> Response:
         """List the models that have a replica."""
         models, now = self._models(request), self.loads.clock.now()
         facts = await self.facts(models)
-        return _json(
+        return json_response(
             response_translator.running_body(
                 models,
                 facts,
@@ -103,7 +103,7 @@ class OllamaRoutes:
         """Describe one model."""
         body_fields = decode(_NAMED, await read_body(request))
         model = self.loads.find(request, body_fields.model or body_fields.name)
-        return _json(response_translator.show_body(model, await self._facts(model)))
+        return json_response(response_translator.show_body(model, await self._facts(model)))
 
     async def pull(self, request: Request) -> Response:
         """Wait until a model is ready, with the progress as lines; start it if it is at zero, ask for it if a policy allows it."""
@@ -214,7 +214,3 @@ def _declare(why: str, manifest: str) -> RefusedError:
 
 def _line(**fields: str | int) -> bytes:
     return orjson.dumps(fields) + b"\n"
-
-
-def _json(body: response_translator.Json) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")

@@ -1,9 +1,10 @@
-"""Bodies of requests that no engine gets: bounded, and never compressed."""
+"""Bodies of routes that no engine serves: those of requests bounded and never compressed, those of responses JSON."""
 
 from collections.abc import AsyncGenerator
-from typing import Final
+from typing import Any, Final
 
-from fastapi import Request
+import orjson
+from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 
 from gateway import errors
@@ -36,3 +37,8 @@ async def read_body(request: Request) -> bytes:
     if (coding := request.headers.get("content-encoding", "identity")) != "identity":
         raise RefusedError(errors.compressed(coding))
     return b"".join([part async for part in read_parts(request, _BODY_LIMIT)])
+
+
+def json_response(body: dict[str, Any], status: int = 200) -> Response:
+    """Return a response with this body."""
+    return Response(orjson.dumps(body), status_code=status, media_type="application/json")
