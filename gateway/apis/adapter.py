@@ -79,7 +79,7 @@ class ResponseTranslator(Protocol):
 
     def broken(self, refusal: Refusal) -> bytes:
         """Return the end of a broken stream; it must not look like the end of the text."""
-        ...
+        return refusal.event()
 
 
 class ApiAdapter(Protocol):

@@ -7,12 +7,10 @@ import orjson
 from typing_extensions import override
 
 from gateway.apis import adapter as common
-from gateway.apis import openai_response
 from gateway.apis.adapter import ApiAdapter, ResponseTranslator, decode
-from gateway.apis.openai_response import COMPLETE, EngineError, ResponseChoice, ResponseReader
+from gateway.apis.openai_response import AnswerTranslator, EngineError, ResponseChoice
 from gateway.request import HttpRequest, InferenceRequest
-from gateway.upstream.call import Headers
-from schemas.wire.errors import Refusal, invalid
+from schemas.wire.errors import invalid
 
 INFILL = "/infill"
 _STOP_TYPES = {"length": "limit", "stop": "eos"}
@@ -81,52 +79,36 @@ class LlamaCppAdapter(ApiAdapter):
         return request, InfillTranslator(given.model, is_silent=given.n_predict == 0)
 
 
-class InfillTranslator(ResponseTranslator):
+class InfillTranslator(AnswerTranslator):
     """Translates one response of `/infill`; errors have OpenAI's form there, too."""
 
     def __init__(self, model: str, *, is_silent: bool) -> None:
         """`is_silent`: True if the client only wants its prompt to be read."""
+        super().__init__()
         self._model = model
         self._is_silent = is_silent
-        self._reader = ResponseReader()
 
     @override
-    def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
-        if status != 200:
-            return status, headers, body
-        choice = self._reader.whole(body)
-        if isinstance(choice, EngineError):
-            return 502, headers, orjson.dumps({"error": {"message": choice.message}})
-        return 200, headers, orjson.dumps(self._last(choice.text or ""))
+    def message(self, choice: ResponseChoice) -> bytes:
+        return orjson.dumps(self._last(choice.text or ""))
 
     @override
-    def events(self, data: bytes) -> bytes:
-        written: list[dict[str, Any]] = []
-        for piece in self._reader.pieces(openai_response.event_payloads(data)):
-            if isinstance(piece, ResponseChoice):
-                if piece.text and not self._is_silent:
-                    written.append({"index": 0, "content": piece.text, "stop": False})
-            elif piece == COMPLETE:
-                written.append(self._last(""))
-            else:
-                written.append({"error": {"message": piece.message, "code": piece.code}})
-        return b"".join(b"data: " + orjson.dumps(event) + b"\n\n" for event in written)
-
-    @override
-    def end(self) -> bytes:
-        if self._reader.is_over:
+    def piece(self, choice: ResponseChoice) -> bytes:
+        if not choice.text or self._is_silent:
             return b""
-        return (
-            b"data: " + orjson.dumps({"error": {"message": self._reader.cut().message}}) + b"\n\n"
-        )
+        return _event({"index": 0, "content": choice.text, "stop": False})
 
     @override
-    def broken(self, refusal: Refusal) -> bytes:
-        return b"" if self._reader.is_over else refusal.event()
+    def last(self) -> bytes:
+        return _event(self._last(""))
+
+    @override
+    def failure(self, error: EngineError) -> bytes:
+        return _event({"error": {"message": error.message, "code": error.code}})
 
     def _last(self, text: str) -> dict[str, Any]:
         """Return the end of a response, with its text if it was not streamed."""
-        usage, took, last = self._reader.usage, self._reader.performance, self._reader.last
+        usage, took, last = self.usage, self.performance, self.final
         predicted, rate = usage.completion_tokens, took.decode_tokens_per_s
         read, read_s = usage.prompt_tokens - usage.cached_tokens, took.prefill_s or 0
         stop_type = _STOP_TYPES.get(last.finish_reason or "", "none")
@@ -150,3 +132,7 @@ class InfillTranslator(ResponseTranslator):
                 "predicted_per_second": rate or 0.0,
             },
         }
+
+
+def _event(members: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(members) + b"\n\n"

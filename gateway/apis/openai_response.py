@@ -1,13 +1,16 @@
 """Responses of engines in OpenAI's format, parsed as far as translators need them. Pure."""
 
-from collections.abc import Iterable, Iterator
-from typing import Final, Literal, TypeAlias
+from collections.abc import Iterable
 
 import msgspec
 import orjson
+from typing_extensions import override
+
+from gateway.apis.adapter import ResponseTranslator
+from gateway.upstream.call import Headers
+from schemas.wire.errors import Refusal
 
 DONE = b"[DONE]"
-COMPLETE: Final = "complete"
 
 
 class FunctionPiece(msgspec.Struct):
@@ -170,60 +173,85 @@ class ToolCallAssembler:
         return found
 
 
-ResponsePiece: TypeAlias = ResponseChoice | EngineError | Literal["complete"]
-"""A choice, an error that ends the response, or its regular end."""
+class AnswerTranslator(ResponseTranslator):
+    """Translates one response with text, complete or streamed, into another API's.
 
+    The class after it in the order of bases translates errors.
+    """
 
-class ResponseReader:
-    """Reads one response, complete or streamed."""
+    keep_alive: bytes = b""
+    """Stands for a comment of the engine, which means that the request is in progress."""
 
     def __init__(self) -> None:
-        self.id = ""
-        self.last = ResponseChoice()
+        self.response_id = ""
+        self.final = ResponseChoice()
         """The choice with the finish reason."""
         self.usage = ResponseUsage()
         self.performance = EnginePerformance()
         self.is_over = False
         """True after the end or an error."""
 
-    def whole(self, body: bytes) -> ResponseChoice | EngineError:
-        """Return the choice of a response that was not streamed."""
+    def message(self, choice: ResponseChoice) -> bytes:
+        """Return the body of a response that was not streamed."""
+        raise NotImplementedError
+
+    def piece(self, choice: ResponseChoice) -> bytes:
+        """Return the events for a piece of a stream."""
+        raise NotImplementedError
+
+    def last(self) -> bytes:
+        """Return the events at the end of a complete stream."""
+        raise NotImplementedError
+
+    def failure(self, error: EngineError) -> bytes:
+        """Return the events for a failure of the engine."""
+        raise NotImplementedError
+
+    @override
+    def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
+        if status != 200:
+            return super().whole(status, headers, body)
         answer = parse_response(body)
         self._note(answer)
         if answer.error is not None or not answer.choices:
-            return answer.error or EngineError()
-        return answer.choices[0]
+            error = {"message": (answer.error or EngineError()).message}
+            return super().whole(502, headers, orjson.dumps({"error": error}))
+        return 200, headers, self.message(answer.choices[0])
 
-    def pieces(self, payloads: Iterable[bytes]) -> Iterator[ResponsePiece]:
-        """Yield the pieces of a stream, up to its end."""
-        for payload in payloads:
-            if self.is_over:
-                return
-            piece = self._piece(payload)
-            if piece is not None:
-                yield piece
+    @override
+    def events(self, data: bytes) -> bytes:
+        payloads = event_payloads(data)
+        if not payloads:
+            return b"" if self.is_over else self.keep_alive
+        return b"".join(self._event(payload) for payload in payloads if not self.is_over)
 
-    def cut(self) -> EngineError:
-        """End the response although it is incomplete."""
-        self.is_over = True
-        return EngineError(message="The engine's stream ended before the answer did.")
-
-    def _piece(self, payload: bytes) -> ResponsePiece | None:
+    def _event(self, payload: bytes) -> bytes:
         if payload == DONE:
-            if self.last.finish_reason is None:
-                return self.cut()
+            if self.final.finish_reason is None:
+                return self.end()
             self.is_over = True
-            return COMPLETE
+            return self.last()
         answer = parse_response(payload)
         if answer.error is not None:
             self.is_over = True
-            return answer.error
+            return self.failure(answer.error)
         self._note(answer)
-        return answer.choices[0] if answer.choices else None
+        return self.piece(answer.choices[0]) if answer.choices else b""
 
     def _note(self, answer: EngineResponse) -> None:
-        self.id = answer.id or self.id
+        self.response_id = answer.id or self.response_id
         self.usage = answer.usage or self.usage
         self.performance = answer.performance or self.performance
         if answer.choices and answer.choices[0].finish_reason is not None:
-            self.last = answer.choices[0]
+            self.final = answer.choices[0]
+
+    @override
+    def end(self) -> bytes:
+        if self.is_over:
+            return b""
+        self.is_over = True
+        return self.failure(EngineError(message="The engine's stream ended before the answer did."))
+
+    @override
+    def broken(self, refusal: Refusal) -> bytes:
+        return b"" if self.is_over else super().broken(refusal)

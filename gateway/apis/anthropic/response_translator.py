@@ -12,13 +12,10 @@ from gateway.apis import openai_response
 from gateway.apis.adapter import ResponseTranslator
 from gateway.apis.anthropic.context_edits import AppliedEdit
 from gateway.apis.openai_response import (
-    COMPLETE,
+    AnswerTranslator,
     EngineError,
-    MessagePiece,
     PromptTokenDetails,
     ResponseChoice,
-    ResponsePiece,
-    ResponseReader,
     ResponseUsage,
     ToolCallAssembler,
     ToolCallPiece,
@@ -219,8 +216,10 @@ class ContentBlocks:
         return self._prefix + orjson.dumps(piece) + b"}}\n\n"
 
 
-class MessageTranslator(ErrorTranslator):
+class MessageTranslator(AnswerTranslator, ErrorTranslator):
     """Translates one message."""
+
+    keep_alive = _PING
 
     def __init__(
         self,
@@ -231,22 +230,21 @@ class MessageTranslator(ErrorTranslator):
         edits: Sequence[AppliedEdit] | None = None,
     ) -> None:
         """`model`: the name that the client used. `edits`: what was cleared; None if nothing was asked for."""
+        super().__init__()
         self._edited = {} if edits is None else {"context_management": {"applied_edits": edits}}
         self._read_usage: Callable[[], TokenCounts] | None = None
         self._model = model
         self._max_tokens = max_tokens
         self._shows_thoughts = shows_thoughts
         self._blocks: ContentBlocks | None = None
-        self._reader = ResponseReader()
 
     @override
     def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
-        if status != 200:
-            return super().whole(status, headers, body)
-        choice = self._reader.whole(body)
-        if isinstance(choice, EngineError):
-            return self.error_response(502, headers, rename_fields(choice.message))
-        headers = self.begin(headers)
+        status, headers, body = super().whole(status, headers, body)
+        return status, self.begin(headers) if status == 200 else headers, body
+
+    @override
+    def message(self, choice: ResponseChoice) -> bytes:
         message_id = self._message_id()
         message = {
             **self._head(message_id),
@@ -255,34 +253,19 @@ class MessageTranslator(ErrorTranslator):
             "usage": self._used(),
             **self._edited,
         }
-        return 200, headers, orjson.dumps(message)
-
-    @override
-    def events(self, data: bytes) -> bytes:
-        found = openai_response.event_payloads(data)
-        if not found:
-            # A comment means that the request is still in progress.
-            return b"" if self._reader.is_over else _PING
-        return b"".join(map(self._event, self._reader.pieces(found)))
+        return orjson.dumps(message)
 
     @override
     def take_usage(self, usage: Callable[[], TokenCounts]) -> None:
         self._read_usage = usage
 
     @override
-    def broken(self, refusal: Refusal) -> bytes:
-        return b"" if self._reader.is_over else super().broken(refusal)
+    def failure(self, error: EngineError) -> bytes:
+        return self.error(502, error.message)
 
     @override
-    def end(self) -> bytes:
-        return b"" if self._reader.is_over else self._event(self._reader.cut())
-
-    def _event(self, piece: ResponsePiece) -> bytes:
-        if isinstance(piece, EngineError):
-            return self.error(502, piece.message)
-        return self._last() if piece == COMPLETE else self._message_events(piece.content_message())
-
-    def _message_events(self, message: MessagePiece) -> bytes:
+    def piece(self, choice: ResponseChoice) -> bytes:
+        message = choice.content_message()
         out = self._first()
         assert self._blocks is not None
         if message.reasoning_content:
@@ -292,7 +275,7 @@ class MessageTranslator(ErrorTranslator):
         for call in message.tool_calls or ():
             piece = self._blocks.call(call)
             if piece is None:
-                self._reader.is_over = True
+                self.is_over = True
                 return out + self.error(502, "The engine continued a tool call that was complete.")
             out += piece
         return out
@@ -306,7 +289,7 @@ class MessageTranslator(ErrorTranslator):
         if self._read_usage is not None:
             prompt, cached, _ = self._read_usage()
             details = PromptTokenDetails(cached)
-            self._reader.usage = ResponseUsage(prompt, prompt_tokens_details=details)
+            self.usage = ResponseUsage(prompt, prompt_tokens_details=details)
         message = {
             **self._head(message_id),
             "content": [],
@@ -316,7 +299,8 @@ class MessageTranslator(ErrorTranslator):
         }
         return encode_event("message_start", {"message": message})
 
-    def _last(self) -> bytes:
+    @override
+    def last(self) -> bytes:
         out = self._blocks.close() if self._blocks is not None else b""
         return (
             out
@@ -327,7 +311,7 @@ class MessageTranslator(ErrorTranslator):
         )
 
     def _message_id(self) -> str:
-        return "msg_" + self._reader.id.removeprefix("chatcmpl-")
+        return "msg_" + self.response_id.removeprefix("chatcmpl-")
 
     def _head(self, message_id: str) -> dict[str, Any]:
         return {"id": message_id, "type": "message", "role": "assistant", "model": self._model}
@@ -346,8 +330,8 @@ class MessageTranslator(ErrorTranslator):
         return content
 
     def _stop(self) -> dict[str, str | None]:
-        sequence, made = None, self._reader.usage.completion_tokens
-        match self._reader.last.finish_reason:
+        sequence, made = None, self.usage.completion_tokens
+        match self.final.finish_reason:
             case "tool_calls":
                 reason = "tool_use"
             case "length":
@@ -355,12 +339,12 @@ class MessageTranslator(ErrorTranslator):
                 is_full = 0 < made < self._max_tokens
                 reason = "model_context_window_exceeded" if is_full else "max_tokens"
             case _:
-                sequence = self._reader.last.stop_reason
+                sequence = self.final.stop_reason
                 reason = "end_turn" if sequence is None else "stop_sequence"
         return {"stop_reason": reason, "stop_sequence": sequence}
 
     def _used(self) -> dict[str, int]:
-        usage = self._reader.usage
+        usage = self.usage
         return {
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,
             "cache_creation_input_tokens": 0,

@@ -18,11 +18,9 @@ from gateway.apis.adapter import ResponseTranslator
 from gateway.apis.ollama import request_translator
 from gateway.apis.ollama.model_facts import ModelFacts
 from gateway.apis.openai_response import (
-    COMPLETE,
+    AnswerTranslator,
     EngineError,
     ResponseChoice,
-    ResponsePiece,
-    ResponseReader,
     ResponseUsage,
     ToolCallAssembler,
 )
@@ -86,46 +84,33 @@ class OllamaClientErrorTranslator(OllamaErrorTranslator):
         return status, headers, orjson.dumps({"error": openai_response.error_message(body)})
 
 
-class GenerationTranslator(OllamaErrorTranslator):
+class GenerationTranslator(AnswerTranslator, OllamaErrorTranslator):
     """Translates one response of `/api/chat` or `/api/generate`."""
 
     def __init__(self, model: str, clock: Clock, *, is_chat: bool) -> None:
         """`model`: the name that the client used."""
+        super().__init__()
         self._head = b'{"model":' + orjson.dumps(model) + b',"created_at":"'
         self._clock = clock
         self._began_s = clock.monotonic()
         self._is_chat = is_chat
         self._calls = ToolCallAssembler()
-        self._reader = ResponseReader()
 
     @override
-    def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
-        if status != 200:
-            return super().whole(status, headers, body)
-        choice = self._reader.whole(body)
-        if isinstance(choice, EngineError):
-            return 502, headers, error_body(choice.message)
+    def message(self, choice: ResponseChoice) -> bytes:
         self._calls.take_all(choice.content_message().tool_calls or ())
-        return 200, headers, self._last(choice)
+        return self._last(choice)
 
     @override
-    def events(self, data: bytes) -> bytes:
-        return b"".join(map(self._event, self._reader.pieces(openai_response.event_payloads(data))))
+    def failure(self, error: EngineError) -> bytes:
+        return error_body(error.message) + b"\n"
 
     @override
-    def broken(self, refusal: Refusal) -> bytes:
-        return b"" if self._reader.is_over else super().broken(refusal)
+    def last(self) -> bytes:
+        return self._last(ResponseChoice()) + b"\n"
 
     @override
-    def end(self) -> bytes:
-        return b"" if self._reader.is_over else self._event(self._reader.cut())
-
-    def _event(self, piece: ResponsePiece) -> bytes:
-        if isinstance(piece, EngineError):
-            return error_body(piece.message) + b"\n"
-        return self._last(ResponseChoice()) + b"\n" if piece == COMPLETE else self._piece(piece)
-
-    def _piece(self, choice: ResponseChoice) -> bytes:
+    def piece(self, choice: ResponseChoice) -> bytes:
         message = choice.content_message()
         if message.tool_calls:
             self._calls.take(message.tool_calls)
@@ -164,7 +149,7 @@ class GenerationTranslator(OllamaErrorTranslator):
         created = self._clock.now().isoformat().encode()
         members = {
             "done": True,
-            "done_reason": "length" if self._reader.last.finish_reason == "length" else "stop",
+            "done_reason": "length" if self.final.finish_reason == "length" else "stop",
             **self._durations(),
         }
         return (
@@ -178,7 +163,7 @@ class GenerationTranslator(OllamaErrorTranslator):
 
     def _durations(self) -> dict[str, int]:
         """Return counts, and times in nanoseconds; `load_duration` is the wait here and in the engine's queue."""
-        usage, took = self._reader.usage, self._reader.performance
+        usage, took = self.usage, self.performance
         made = usage.completion_tokens
         rate = took.decode_tokens_per_s
         return {
