@@ -23,8 +23,8 @@ from gateway.forwarding.mirror import Mirror
 from gateway.forwarding.retry_state import ForwardResult, WholeResponse
 from gateway.http import idempotency
 from gateway.http.handler_options import HandlerOptions
-from gateway.http.head_check import HeadCheck, check_model_body
 from gateway.http.idempotency import IdempotencyTable
+from gateway.http.protocol import HeadCheck, check_model_body
 from gateway.http.request_context import RequestContext, header_lines, outcome_of
 from gateway.request import JSON, InferenceRequest
 from gateway.responses.stateful import PATH, StatefulResponses

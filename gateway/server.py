@@ -17,8 +17,9 @@ from gateway.apis.openai import PATHS, OpenAiAdapter
 from gateway.apis.registry import translated_adapters
 from gateway.app import make_app
 from gateway.auth.rate_limits import Limits
-from gateway.batches.database import BatchStore, open_batches
+from gateway.batches.database import BatchStore
 from gateway.batches.runner import BatchGateway, BatchRunner
+from gateway.disk_calls import open_store
 from gateway.floating_address.holder import AddressHolder, make_holder
 from gateway.forwarding.admission import Activator
 from gateway.forwarding.attempt import AttemptRunner
@@ -39,7 +40,8 @@ from gateway.http.tls import tls_options
 from gateway.limits import GatewayLimits
 from gateway.metrics.gateway_metrics import ConnectionCounts, GatewayMetrics, ProcessMetrics
 from gateway.metrics.version_metrics import VersionMetrics
-from gateway.responses.stateful import open_responses
+from gateway.responses.database import ResponseDatabase
+from gateway.responses.stateful import StatefulResponses
 from gateway.stalled_clients import release_stalled
 from gateway.state.endpoint_filter import EngineAccess
 from gateway.state.fleet_state import FleetState
@@ -148,8 +150,9 @@ class Gateway:
             random=entropy,
         )
         self.forwarder = forwarder = self._forwarder(model_states, router)
-        openai, store = OpenAiAdapter(), open_batches(limits.state_dir)
-        stateful = open_responses(limits.state_dir, clock)
+        openai, store = OpenAiAdapter(), open_store(BatchStore, limits.state_dir, "batches")
+        database = open_store(ResponseDatabase, limits.state_dir, "responses")
+        stateful = StatefulResponses(database, clock)
         self.handler = InferenceHandler(
             forwarder,
             {

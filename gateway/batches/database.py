@@ -4,7 +4,6 @@ A call blocks on the disk: use it in a thread. What a call has written survives 
 """
 
 import contextlib
-import logging
 import sqlite3
 from collections.abc import Iterable, Iterator
 from datetime import datetime
@@ -15,9 +14,8 @@ import msgspec
 
 from gateway.batches.records import BatchLine, StoredBatch, StoredFile
 from machinery import files
-from machinery.sqlite_file import DatabaseError, SqliteFile
+from machinery.sqlite_file import SqliteFile
 
-log = logging.getLogger(__name__)
 _R = TypeVar("_R", StoredFile, StoredBatch)
 
 _SCHEMA: Final = """
@@ -239,15 +237,3 @@ class BatchStore:
         """Forget the lines of a batch whose files are written."""
         with self._file.transaction():
             self._db.execute("DELETE FROM lines WHERE batch = ?", (batch_id,))
-
-
-def open_batches(state_dir: Path | None) -> BatchStore | None:
-    """Return the folder in a gateway's state folder; None without one, or if it cannot be used, which is logged."""
-    if state_dir is None:
-        return None
-    try:
-        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return BatchStore(state_dir / "batches")
-    except (DatabaseError, OSError) as error:
-        log.warning("no batches: their folder cannot be used", extra={"why": str(error)})
-        return None

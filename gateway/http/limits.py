@@ -1,4 +1,4 @@
-"""Limits of all client connections together: memory of request bodies, and open files. That of one body: `head_check.py`."""
+"""Limits of all client connections together: memory of request bodies, and open files. That of one body: `HeadCheck`."""
 
 import logging
 from collections import Counter

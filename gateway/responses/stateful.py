@@ -9,7 +9,6 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -298,20 +297,6 @@ def _detach(
         handler.idempotency.complete(context.kept_answer, 200, head, body)
     context.response.whole(200, head, body)
     return detached
-
-
-def open_responses(state_dir: Path | None, clock: Clock) -> StatefulResponses:
-    """Return the responses in a gateway's state folder. None are stored if it cannot be used, which is logged."""
-    if state_dir is None:
-        return StatefulResponses(None, clock)
-    try:
-        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return StatefulResponses(ResponseDatabase(state_dir / "responses"), clock)
-    except (DatabaseError, OSError) as error:
-        log.warning(
-            "responses are not stored: their folder cannot be used", extra={"why": str(error)}
-        )
-        return StatefulResponses(None, clock)
 
 
 class _Head(msgspec.Struct):
