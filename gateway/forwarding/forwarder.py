@@ -226,16 +226,6 @@ class Forwarder(AttemptOwner):
         limiter: ConcurrencyLimiter,
         client: ClientWait,
     ) -> ForwardResult:
-        refusal = await self._wait_for_slot(request, state, limiter, client)
-        return await self._forward(request, state, client) if refusal is None else refusal
-
-    async def _wait_for_slot(
-        self,
-        request: InferenceRequest,
-        state: RetryState,
-        limiter: ConcurrencyLimiter,
-        client: ClientWait,
-    ) -> Refusal | None:
         now_s, deadline = self.clock.monotonic(), state.terms.deadline
         admission = state.add_admission()
         if self._decisions is not None:
@@ -248,7 +238,7 @@ class Forwarder(AttemptOwner):
             if self._decisions is not None:
                 seconds = round(admission.queued_s, 3)
                 self._decisions.decision(request, "request has a slot", seconds=seconds)
-            return None
+            return await self._forward(request, state, client)
         if self.clock.monotonic() >= deadline.at_s:
             entered = errors.request_timeout(request.model, deadline.timeout_s, 0)
         self.metrics.queue_refused.add(entered.code or "")

@@ -5,9 +5,10 @@ Values only, and the builder that prepares backends for selection.
 
 import hashlib
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -287,14 +288,14 @@ class BackendBuilder:
     ) -> WeightedBackend:
         """Return the backend; the order of the endpoints makes no difference."""
         here, gone = _sorted(leased), _sorted(orphans)
-        preference = _PoolRanking(routing, self._site)
+        pools = partial(_pools, routing=routing, site=self._site)
         return WeightedBackend(
             deployments=tuple(deployments),
             weight=weight,
             leased=here,
             orphans=gone,
-            subsets=tuple(_subsets(here, self._canaries, preference)),
-            orphan_subset=Subset(weight=1.0, pools=preference.pools(gone)),
+            subsets=tuple(_subsets(here, self._canaries, pools)),
+            orphan_subset=Subset(weight=1.0, pools=pools(gone)),
             routing=routing,
             score=_score(routing.weights),
             uses_prefixes=routing.prefix_affinity.enabled
@@ -320,7 +321,7 @@ def _sorted(endpoints: Iterable[EngineEndpoint]) -> tuple[EngineEndpoint, ...]:
 def _subsets(
     leased: Sequence[EngineEndpoint],
     canaries: Mapping[str, CanarySplit],
-    preference: "_PoolRanking",
+    pools: Callable[[Sequence[EngineEndpoint]], tuple[EndpointPool, ...]],
 ) -> Iterator[Subset]:
     """Yield the subsets with their weights. A canary version gets its part of its deployment's share.
 
@@ -338,31 +339,27 @@ def _subsets(
             continue
         old = [t for t in mine if t.template != canary.template]
         part = len(mine) * canary.weight / 100
-        yield Subset(weight=part, pools=preference.pools(new))
-        old_arms.append(Subset(weight=len(mine) - part, pools=preference.pools(old)))
+        yield Subset(weight=part, pools=pools(new))
+        old_arms.append(Subset(weight=len(mine) - part, pools=pools(old)))
     yield from old_arms
     if others:
-        yield Subset(weight=float(len(others)), pools=preference.pools(others))
+        yield Subset(weight=float(len(others)), pools=pools(others))
 
 
-class _PoolRanking:
-    """Ranks endpoints into pools: a later pool is used only if the earlier ones have no available endpoint."""
-
-    def __init__(self, routing: Routing, site: str) -> None:
-        self._site = site if routing.site_affinity else ""
-        self._minds_size = routing.strategy == "HardwareAware"
-
-    def pools(self, endpoints: Sequence[EngineEndpoint]) -> tuple[EndpointPool, ...]:
-        ranked: dict[tuple[bool, bool], list[EngineEndpoint]] = {}
-        for endpoint in endpoints:
-            is_far = bool(self._site) and endpoint.site != self._site
-            ranked.setdefault((is_far, self._minds_size and not endpoint.is_fit), []).append(
-                endpoint
-            )
-        return tuple(
-            EndpointPool(endpoints=tuple(some), by_mark=MappingProxyType({t.mark: t for t in some}))
-            for _, some in sorted(ranked.items(), key=lambda item: item[0])
-        )
+def _pools(
+    endpoints: Sequence[EngineEndpoint], *, routing: Routing, site: str
+) -> tuple[EndpointPool, ...]:
+    """Rank endpoints into pools: a later pool is used only if the earlier ones have no available endpoint."""
+    minds_site = routing.site_affinity and bool(site)
+    minds_size = routing.strategy == "HardwareAware"
+    ranked: dict[tuple[bool, bool], list[EngineEndpoint]] = {}
+    for endpoint in endpoints:
+        rank = (minds_site and endpoint.site != site, minds_size and not endpoint.is_fit)
+        ranked.setdefault(rank, []).append(endpoint)
+    return tuple(
+        EndpointPool(endpoints=tuple(some), by_mark=MappingProxyType({t.mark: t for t in some}))
+        for _, some in sorted(ranked.items(), key=lambda item: item[0])
+    )
 
 
 _NOBODY: frozenset[EngineEndpoint] = frozenset()

@@ -2,37 +2,21 @@
 
 import asyncio
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from typing_extensions import override
 
 from gateway.metrics.gateway_metrics import ConnectionCounts, GatewayMetrics, ProcessMetrics
-from gateway.routing.table import EngineEndpoint
 from machinery.clock import SystemClock
 from machinery.version import version
 from store import keys
 from tests.support.gateway_calls import send_chats, streams_three_tokens
 from tests.support.gateway_engine_scripts import chat, dies_at_once
-from tests.support.gateway_world import Running, target
+from tests.support.gateway_world import Running, journal_entry
 from tests.support.waiting import until, until_async
 
 DOCS = Path(__file__).parents[3] / "docs" / "operations" / "monitoring.md"
 SAMPLE = re.compile(r'([a-z0-9_]+)(\{[a-z_]+="[^"]*"(,[a-z_]+="[^"]*")*\})? [0-9.e+-]+(inf)?')
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A finished request."""
-
-    served_by: EngineEndpoint | None = None
-    outcome: str = "ok"
-    queued_s: float = 0.0
-    first_s: float = 0.0
-    whole_s: float = 1.0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
 
 
 async def shown(gateway: Running) -> str:
@@ -126,10 +110,10 @@ async def test_what_is_gone_is_not_shown_for_ever(gateway: Running) -> None:
 def test_a_child_that_was_dropped_is_counted_anew() -> None:
     metrics = GatewayMetrics(in_flight=lambda: 0, endpoints=lambda: 0, refused=lambda: 0)
     for _ in range(2):
-        metrics.served.count("m", Finished(target("m-0")))
+        metrics.served.count("m", journal_entry())
         metrics.drop_gone(frozenset({"m"}), frozenset())
         assert "m-0" not in metrics.text()
-    metrics.served.count("m", Finished(target("m-0")))
+    metrics.served.count("m", journal_entry())
     assert 'latency_seconds_count{model="m",replica="m-0",outcome="ok"} 1\n' in metrics.text()
 
 
