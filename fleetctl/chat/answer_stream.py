@@ -37,6 +37,10 @@ class GatewayUnreachableError(FleetctlError):
         self.summary = summary
 
 
+class KeyRefusedError(FleetctlError):
+    """A gateway does not know the API key."""
+
+
 class GatewayLostError(FleetctlError):
     """A gateway died, or the connection to it broke, before the end of its answer."""
 
@@ -311,7 +315,7 @@ async def _refusal(response: aiohttp.ClientResponse, access: GatewayAccess) -> F
     else:
         message = f"{access.url} answers {response.status} {response.reason}; is it a gateway?"
     if response.status == 401:
-        message = (
+        return KeyRefusedError(
             f"{message.rstrip('.')}. Set FLEET_API_KEY, or give the key's file with --api-key-file"
         )
     return FleetctlError(message)

@@ -18,7 +18,12 @@ import click
 import platformdirs
 
 from fleetctl.chat import answer_stream
-from fleetctl.chat.answer_stream import GatewayAccess, ListedModel
+from fleetctl.chat.answer_stream import (
+    GatewayAccess,
+    GatewayUnreachableError,
+    KeyRefusedError,
+    ListedModel,
+)
 from fleetctl.chat.gateway_pool import GatewayPool
 from fleetctl.cli.arguments import parse_duration, timeout_option
 from fleetctl.cli.connect import gateway_options, open_store
@@ -28,7 +33,8 @@ from fleetctl.launch import local_proxy
 from fleetctl.launch.agents import AGENTS, MIN_CONTEXT, CodingAgent, Setup
 from fleetctl.launch.prefix_recorder import PrefixRecorder
 from fleetctl.verbs.chat import choose_model
-from machinery.clock import SystemClock
+from machinery.backoff import Backoff, Retries
+from machinery.clock import Clock, SystemClock
 from machinery.environment import child_environment, no_proxy_for
 from schemas.records import ApiKey
 from store.errors import StoreError
@@ -36,6 +42,9 @@ from store.errors import StoreError
 _FOLDER = Path(platformdirs.user_data_dir("mlx-fleet")) / "agents"
 # A key that a killed launch leaves behind ends by itself.
 _KEY_TTL = timedelta(days=7)
+# A gateway learns of a new key within moments.
+_NEW_KEY_S = 15.0
+_KEY_BACKOFF = Backoff(first_s=0.05, limit_s=1.0)
 _OLLAMA_PORT, _LM_STUDIO_PORT = 11434, 1234
 
 _LAUNCH_HELP = f"""Start a coding agent on a model of the fleet.
@@ -178,7 +187,10 @@ async def _own_key(
         yield accesses
         return
     try:
-        yield [replace(access, key=secret.text) for access in accesses]
+        accesses = [replace(access, key=secret.text) for access in accesses]
+        for access in accesses:
+            await _wait_for_key(access, clock)
+        yield accesses
     finally:
         try:
             async with open_store(options) as transport:
@@ -189,6 +201,22 @@ async def _own_key(
                 f"Delete it: fleetctl delete apikey {key.name}",
                 err=True,
             )
+
+
+async def _wait_for_key(access: GatewayAccess, clock: Clock) -> None:
+    """Wait until a gateway has read a new key from the store. Raises KeyRefusedError after 15 s."""
+    retries, deadline_s = Retries(_KEY_BACKOFF, clock), clock.monotonic() + _NEW_KEY_S
+    while True:
+        try:
+            await answer_stream.list_models(access)
+        except KeyRefusedError:
+            if clock.monotonic() >= deadline_s:
+                raise
+        except GatewayUnreachableError:
+            return  # another one may answer
+        else:
+            return
+        await retries.wait()
 
 
 async def _accesses(options: dict[str, Any]) -> list[GatewayAccess]:

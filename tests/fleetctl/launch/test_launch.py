@@ -19,13 +19,16 @@ from fleetctl.launch import local_proxy
 from fleetctl.launch.agents import AGENTS, Setup
 from gateway.limits import GatewayLimits
 from machinery.clock import SystemClock
+from store import keys
 from store.memory import MemoryTransport
+from store.port import Put, Transport
+from tests.support.fleet import Fleet
 from tests.support.fleetctl_runner import run_fleetctl
 from tests.support.gateway_calls import put_api_key
 from tests.support.gateway_engine_scripts import chat, delta
 from tests.support.gateway_fake_engine import Call, FakeEngine, Script, running
 from tests.support.gateway_world import Running, World, running_gateway
-from tests.support.waiting import until
+from tests.support.waiting import until, until_async
 
 KEY = "sk-fleet-abc"
 CHAT = {"model": "qwen", "messages": [{"role": "user", "content": "hi"}]}
@@ -101,6 +104,38 @@ async def test_an_agent_gets_its_settings_and_an_answer(tmp_path: Path) -> None:
         code, out, err = await launched("codex", *words, env=environ)
     assert (code, out) == (1, "")
     assert err.endswith("Install it: npm install -g @openai/codex\n")
+
+
+@pytest.mark.etcd
+async def test_a_gateway_may_read_the_new_key_late(
+    shared: Fleet, transport: Transport, tmp_path: Path
+) -> None:
+    """Its watch is a moment behind the command, or more on a busy machine."""
+    program = tmp_path / "bin" / "claude"
+    program.parent.mkdir()
+    program.write_text(AGENT)
+    program.chmod(0o755)
+    environ = {
+        "PATH": f"{program.parent}:/usr/bin:/bin",
+        "XDG_DATA_HOME": str(tmp_path),
+        "NO_PROXY": "corp.example",
+    }
+    async with guarded(chat) as (gateway, world, _):
+
+        async def deliver_late() -> None:
+            async def is_refused() -> bool:
+                return 'fleet_gateway_limited_total{reason="wrong_key"}' in await gateway.metrics()
+
+            await until_async(is_refused, limit_s=60, what="a request with the new key")
+            (stored,) = (await transport.list(keys.API_KEY_PREFIX)).items
+            await world.transport.commit([], [Put(key=stored.key, value=stored.value)])
+
+        words = ("claude", "--gateway", gateway.url, "--etcd", str(shared.etcd.address))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(deliver_late())
+            code, out, err = await launched(*words, "--", "-p", "say hi", env=environ)
+        assert (code, out) == (3, "['-p', 'say hi'] hello from qwen-0\n"), err
+    assert not (await transport.list(keys.API_KEY_PREFIX)).items
 
 
 @pytest.mark.parametrize("name", AGENTS)
