@@ -184,11 +184,9 @@ def _short(of: str, tally: RefusalCount) -> str:
     is_too_small = tally.capacity is not None and tally.need > tally.capacity
     have_bytes = tally.capacity if is_too_small and tally.capacity is not None else tally.have
     need, have = quantity.show(tally.need), quantity.show(max(0, have_bytes))
-    number, _, unit = have.partition(" ")
-    amount = number if need.partition(" ")[2] == unit else have
     if is_too_small:
-        return f"too small even when empty (need {need}, the largest has {amount})"
-    return f"short of {of} (need {need}, best has {amount})"
+        return f"too small even when empty (need {need}, the largest has {have})"
+    return f"short of {of} (need {need}, best has {have})"
 
 
 # The phrase after "3 " or "1 ". A reason that is not here is shown as its code with one node's message.

@@ -115,7 +115,7 @@ async def test_replicas_that_cannot_move_are_reported_with_reasons(store: Fleet)
     )
     done = await store.ctl("drain", "only", "--timeout", "300ms")
     assert done.code == 1
-    line = "0/2 nodes fit: 1 short of memory (need 2.8 GiB, best has 1.0), 1 draining"
+    line = "0/2 nodes fit: 1 short of memory (need 2.8 GiB, best has 1.0 GiB), 1 draining"
     held = "minAvailable is 100% with 1 of 1 replicas ready. Free memory on other nodes, or lower spec.minAvailable"
     assert done.err.splitlines() == [
         "warning: 1 of 1 replica of modeldeployment/held cannot be moved: no node accepts a "

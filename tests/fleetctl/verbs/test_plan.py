@@ -50,7 +50,7 @@ async def fleet(shared_fleet: MemoryFleet, shared_transport: Transport) -> Memor
 
 
 REFUSED = (
-    "1 too small even when empty (need 2.8 GiB, the largest has 2.0), 1 cordoned, 1 NotReady, 1 tainted (it has the taint "
+    "1 too small even when empty (need 2.8 GiB, the largest has 2.0 GiB), 1 cordoned, 1 NotReady, 1 tainted (it has the taint "
     "owner=anna:NoSchedule, which spec.placement.tolerations does not name)"
 )
 EXPLAINED = f"""\
@@ -121,7 +121,7 @@ big-3     new        -       -       -             -          -         -       
 qwen-0    replaced   mac-1   mac-1   1             2.9 GiB    2.0 GiB   64.0 MiB   62.5 MiB      768 MiB   it runs an older version
 qwen-1    new        -       mac-1   1             2.9 GiB    2.0 GiB   64.0 MiB   62.5 MiB      768 MiB   -
 
-modeldeployment/big: 2 replicas cannot be placed: 0/6 nodes fit: 3 short of memory (need 14.0 GiB, best has 9.0), 1 cordoned, 1 NotReady, 1 tainted (it has the taint owner=anna:NoSchedule, which spec.placement.tolerations does not name)
+modeldeployment/big: 2 replicas cannot be placed: 0/6 nodes fit: 3 short of memory (need 14.0 GiB, best has 9.0 GiB), 1 cordoned, 1 NotReady, 1 tainted (it has the taint owner=anna:NoSchedule, which spec.placement.tolerations does not name)
 """
 
 

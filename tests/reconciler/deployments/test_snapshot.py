@@ -78,7 +78,7 @@ async def test_higher_priorities_place_before_and_lower_ones_are_preempted() -> 
     outlook = fleet.outlook("mid", fleet.table())
     assert isinstance(outlook.outcome, PreemptingAssignment)
     assert outlook.line == (
-        "0/2 nodes fit: 1 short of memory (need 2.8 GiB, best has 1.0), 1 NotReady; preempts low-0 on "
+        "0/2 nodes fit: 1 short of memory (need 2.8 GiB, best has 1.0 GiB), 1 NotReady; preempts low-0 on "
         "a, which frees 4.0 GiB"
     )
 

@@ -132,7 +132,7 @@ def test_autoscaling_says_why() -> None:
 
 def test_unschedulable_says_why_per_node() -> None:
     made = of_deployment(replica(0), why=SMALL)
-    line = "0/1 nodes fit: 1 too small even when empty (need 2.8 GiB, the largest has 1.0)"
+    line = "0/1 nodes fit: 1 too small even when empty (need 2.8 GiB, the largest has 1.0 GiB)"
     assert condition_of(made, "Placed") == ("False", "Unschedulable", line)
     assert condition_of(made, "Available")[1:] == (
         "Unschedulable",
