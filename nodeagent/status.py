@@ -128,7 +128,19 @@ def _engine_ready(seen: ObservedReplica) -> Condition:
     is_serving = engine.state == "Ready" and engine.probe is ProbeState.PASSED
     if is_serving and seen.is_published and not seen.is_stale:
         return _condition("Ready", "Serving", holds=True)
-    return _engine_not_ready(engine)
+    return _engine_not_ready(seen, engine)
+
+
+def _serving_before(seen: ObservedReplica) -> Condition | None:
+    """Return Ready as it was last reported if that engine serves on: a restarted agent has yet to probe and publish it.
+
+    The end of an engine is reported before another one starts, so the report is of this one.
+    """
+    reported = epoch_health.current_report(seen)
+    if reported is None or seen.is_stale:
+        return None
+    ready = find_condition(reported.conditions, "Ready")
+    return ready if ready is not None and ready.reason == "Serving" else None
 
 
 def _engine_missing(seen: ObservedReplica) -> Condition:
@@ -178,7 +190,7 @@ def _next_attempt(at: datetime | None) -> str:
     return "" if at is None else f"; next attempt at {at:%H:%M:%S} UTC"
 
 
-def _engine_not_ready(engine: ObservedEngine) -> Condition:
+def _engine_not_ready(seen: ObservedReplica, engine: ObservedEngine) -> Condition:
     fault = engine_health.find_fault(engine)
     if fault is not None:
         return _condition("Ready", fault.reason, fault.message, holds=False)
@@ -192,12 +204,8 @@ def _engine_not_ready(engine: ObservedEngine) -> Condition:
         return _condition("Ready", "Loading", message, holds=False)
     if engine.probe_error:
         return _condition("Ready", "ProbeFailed", engine.probe_error, holds=False)
-    return _condition(
-        "Ready",
-        "WarmingUp",
-        "its engine is generating a first token and warming its cache",
-        holds=False,
-    )
+    message = "its engine is generating a first token and warming its cache"
+    return _serving_before(seen) or _condition("Ready", "WarmingUp", message, holds=False)
 
 
 def _rank_conditions(seen: ObservedReplica) -> tuple[Condition, ...]:
@@ -241,7 +249,8 @@ def _leader_ready(seen: ObservedReplica, engine: ObservedEngine) -> Condition:
         return _condition("Ready", "Serving", holds=True)
     if engine.probe_error:
         return _condition("Ready", "ProbeFailed", engine.probe_error, holds=False)
-    return _condition("Ready", "WarmingUp", "its golden answer is being checked", holds=False)
+    message = "its golden answer is being checked"
+    return _serving_before(seen) or _condition("Ready", "WarmingUp", message, holds=False)
 
 
 def _rank_not_ready(engine: ObservedEngine, rank: ObservedRank) -> Condition:

@@ -5,13 +5,15 @@ import os
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
 from nodeagent.engines import engine_processes
-from schemas.replica import Replica
+from schemas.meta import find_condition
+from schemas.replica import RankStatus, Replica
 from store import codec, keys, objects
 from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import Delete, KeyChange, Put, WatchBatch
@@ -61,6 +63,7 @@ async def test_engines_outlive_their_agent(
     # Python and MLX alone take this much, and the tiny model no more than the rest.
     assert 64 * 2**20 <= peak <= 2 * 2**30
     assert peak % (64 * 2**20) == 0
+    ready_since = await ready_time(desk, serving)
     watch = desk.store.watch(
         keys.ENDPOINT_PREFIX, after_revision=(await desk.store.status()).revision
     )
@@ -82,6 +85,16 @@ async def test_engines_outlive_their_agent(
     assert (await agent.engine()).child.record.pid == engine.child.record.pid
     assert await answers(endpoint.spec.url)
     assert await desk.peak(serving.name) >= peak
+    # It served all the time, also while the new agent probed it.
+    await desk.until_condition(serving.name, "True", "Serving")
+    assert await ready_time(desk, serving) == ready_since
+
+
+async def ready_time(desk: Desk, replica: Replica) -> datetime:
+    """Return when the rank's condition Ready changed last."""
+    item = present(await desk.store.get(keys.rank_key(NODE, replica.name, 0)))
+    ready = present(find_condition(codec.decode(RankStatus, item).conditions, "Ready"))
+    return present(ready.last_transition_time)
 
 
 async def test_nothing_is_gone_while_a_backup_is_restored(

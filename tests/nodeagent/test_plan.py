@@ -53,6 +53,14 @@ def failed(**fields: Any) -> ObservedReplica:
     return seen(engine(probe=ProbeState.FAILED, probe_error="no", **fields))
 
 
+def served_before(observed: ObservedEngine, **fields: Any) -> ObservedReplica:
+    """Return what an agent that was restarted sees of an engine that its last report calls Serving."""
+    conditions = replica_conditions(passed(is_published=True))
+    return seen(
+        observed, reported=RankStatus(replica_uid="u1", node="a", conditions=conditions), **fields
+    )
+
+
 SERVES, STOPPING = "Ready=True Serving", "Stopped=False EngineEnding"
 SITUATIONS = [
     case("start", seen(), "StartEngine, Ready=False Starting"),
@@ -77,6 +85,12 @@ SITUATIONS = [
     case("loading", seen(engine("Loading")), "Ready=False Loading"),
     case("probe", seen(engine()), "ProbeEngine, Ready=False WarmingUp"),
     case("probe-runs", seen(engine(probe=ProbeState.RUNNING)), "Ready=False WarmingUp"),
+    case("an-adopted-engine-serves-on", served_before(engine()), "ProbeEngine"),
+    case("while-it-is-probed", served_before(engine(probe=ProbeState.RUNNING)), ""),
+    case("until-it-is-published-anew", served_before(PASSED), "PublishEndpoint", 1.0),
+    case("or-its-probe-fails", served_before(engine(probe=ProbeState.FAILED, probe_error="no")), "ProbeEngine, Ready=False ProbeFailed"),
+    case("or-it-loads", served_before(engine("Loading")), "Ready=False Loading"),
+    case("or-it-is-another-replica", served_before(engine(), replica=OTHER), "StopEngine, Ready=False Starting"),
     case("a-failed-probe-waits", failed(probe_again_in_s=0.5), "Ready=False ProbeFailed", 0.5),
     case("and-the-engine-is-watched-meanwhile", failed(probe_again_in_s=50), "Ready=False ProbeFailed", 1.0),
     case("probe-again", failed(), "ProbeEngine, Ready=False ProbeFailed"),
