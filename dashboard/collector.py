@@ -123,8 +123,8 @@ class FigureCollector:
     def _gateways(self) -> dict[tuple[str, str], GatewayLease]:
         """Return the registered gateways by id and URL; a changed URL is dialled anew."""
         prefix = keys.GATEWAY_LEASE_PREFIX
-        found = sorted(self.caches.gateways.items.items())[:_MOST_GATEWAYS]
-        return {(key.removeprefix(prefix), lease.url): lease for key, lease in found}
+        leases = sorted(self.caches.gateways.items.items())[:_MOST_GATEWAYS]
+        return {(key.removeprefix(prefix), lease.url): lease for key, lease in leases}
 
     async def _follow_gateway(
         self, session: aiohttp.ClientSession, id_: str, lease: GatewayLease
