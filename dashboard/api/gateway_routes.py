@@ -6,7 +6,8 @@ one that its session began with; the gateway checks it, charges it and limits it
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 from urllib.parse import quote
@@ -15,6 +16,8 @@ import aiohttp
 import orjson
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+from typing_extensions import override
 
 from dashboard.api.routes import json_response
 from dashboard.auth import read_cookie
@@ -42,6 +45,26 @@ _MOST_GATEWAYS: Final = 50
 _NO_GATEWAY: Final = "no gateway is registered: start fleet-gateway, or `fleetctl up`"
 
 log = logging.getLogger(__name__)
+
+
+class PassedResponse(StreamingResponse):
+    """A gateway's response, whose body follows as it arrives. If the gateway breaks off, so does the client's connection."""
+
+    def __init__(self, answer: aiohttp.ClientResponse, stack: AsyncExitStack) -> None:
+        """`stack` is closed when the response has ended, also if the client left before its body began."""
+        headers = {
+            name.lower(): value
+            for name, value in answer.headers.items()
+            if name.lower() in _PASSED or name.lower().startswith(_PASSED_PREFIX)
+        }
+        super().__init__(answer.content.iter_any(), status_code=answer.status, headers=headers)
+        self._stack = stack
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        async with self._stack:
+            await super().__call__(scope, receive, send)
 
 
 @dataclass(slots=True)
@@ -80,19 +103,64 @@ class GatewayRoutes:
         if self.chats >= MAX_CHATS:
             message = f"{self.chats} answers are passed on already; try again soon."
             raise refused(429, message, "too_many_chats")
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
+        async with AsyncExitStack() as stack:
+            self.chats += 1
+            stack.callback(self._end_chat)
+            session = aiohttp.ClientSession(timeout=timeout, auto_decompress=False)
+            await stack.enter_async_context(session)
+            async with asyncio.TaskGroup() as group:
+                headers = self._headers(request, "content-type")
+                first = group.create_task(self._first(session, method, path, headers, body))
+                disconnect = group.create_task(_disconnect(request))
+                await asyncio.wait((first, disconnect), return_when=asyncio.FIRST_COMPLETED)
+                first.cancel()
+                disconnect.cancel()
+            if first.cancelled():
+                raise refused(400, "The client left before its answer began.", "client_left")
+            if isinstance(answer := first.result(), str):
+                raise refused(502, answer, "no_gateway")
+            stack.callback(answer.close)
+            return PassedResponse(answer, stack.pop_all())
+
+    async def _first(
+        self,
+        session: aiohttp.ClientSession,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes,
+    ) -> aiohttp.ClientResponse | str:
+        """Return the response of the first gateway that accepts a connection; else why there is none."""
         failed: list[str] = []
-        headers = self._headers(request, "content-type")
         for id_, lease in self._gateways():
             try:
-                response = await self._send(id_, lease, (method, path), headers, body)
-            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-                failed.append(f"gateway/{id_} at {lease.url}: {error}")
+                dial = self.dialer.gateway(id_, lease)
+                answer = await session.request(
+                    method,
+                    f"{lease.url}{path}",
+                    data=body or None,
+                    headers=headers,
+                    allow_redirects=False,
+                    ssl=dial.ssl,
+                    server_hostname=dial.server_hostname,
+                )
             except UntrustedAddressError as error:
                 failed.append(str(error))
+            except (aiohttp.ClientError, OSError) as error:
+                failed.append(f"gateway/{id_} at {lease.url}: {error}")
+                is_unsent = isinstance(
+                    error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError
+                )
+                if not is_unsent:
+                    break
             else:
                 log.debug("passed on to a gateway", extra={"gateway": id_, "failed": failed})
-                return response
-        raise refused(502, "; ".join(failed) or _NO_GATEWAY, "no_gateway")
+                return answer
+        return "; ".join(failed) or _NO_GATEWAY
+
+    def _end_chat(self) -> None:
+        self.chats -= 1
 
     def _headers(self, request: Request, *names: str) -> dict[str, str]:
         """Return the client's own key, or else the one that its session began with, and headers of its request."""
@@ -109,52 +177,6 @@ class GatewayRoutes:
         prefix = keys.GATEWAY_LEASE_PREFIX
         leases = sorted(self.caches.gateways.items.items())[:_MOST_GATEWAYS]
         return [(key.removeprefix(prefix), lease) for key, lease in leases]
-
-    async def _send(
-        self,
-        id_: str,
-        lease: GatewayLease,
-        wanted: tuple[str, str],
-        headers: Mapping[str, str],
-        body: bytes,
-    ) -> Response:
-        """Return a gateway's response; its body follows as it arrives."""
-        dial = self.dialer.gateway(id_, lease)
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
-        session = aiohttp.ClientSession(timeout=timeout, auto_decompress=False)
-        try:
-            answer = await session.request(
-                wanted[0],
-                f"{lease.url}{wanted[1]}",
-                data=body or None,
-                headers=headers,
-                allow_redirects=False,
-                ssl=dial.ssl,
-                server_hostname=dial.server_hostname,
-            )
-        except (asyncio.CancelledError, aiohttp.ClientError, OSError):
-            await session.close()
-            raise
-        passed = {
-            name.lower(): value
-            for name, value in answer.headers.items()
-            if name.lower() in _PASSED or name.lower().startswith(_PASSED_PREFIX)
-        }
-        pieces = self._pieces(session, answer)
-        return StreamingResponse(pieces, status_code=answer.status, headers=passed)
-
-    async def _pieces(
-        self, session: aiohttp.ClientSession, answer: aiohttp.ClientResponse
-    ) -> AsyncIterator[bytes]:
-        """Yield the body. If the gateway breaks off, so does the client's connection, and the answer is not taken for complete."""
-        self.chats += 1
-        try:
-            async for piece in answer.content.iter_any():
-                yield piece
-        finally:
-            self.chats -= 1
-            answer.close()
-            await session.close()
 
     async def list(self, request: Request) -> Response:
         """List the requests in flight at all gateways, oldest first, with their phase and the progress of their prompts."""
@@ -232,6 +254,12 @@ class GatewayRoutes:
         except orjson.JSONDecodeError as error:
             raise refused(502, f"gateway/{id_}: its answer is no JSON") from error
         return answered if isinstance(answered, dict) else {}
+
+
+async def _disconnect(request: Request) -> None:
+    """Wait until the client has left; its body was read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def make_gateway_routes(caches: FleetCaches, dialer: Dialer, sessions: Sessions) -> GatewayRoutes:
