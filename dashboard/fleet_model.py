@@ -126,9 +126,9 @@ class FleetModel:
         if self._summary[0] != state:
             views = ("macs", "models", "problems")
             found = {view: list(self._rows[view].values()) for view in views}
-            silent = self._rows[TRAFFIC].get("fleet", {}).get("gatewaysSilent", {})
-            summary = {**fleet_views.summary_of(caches, found), "gatewaysSilent": silent}
-            self._summary = (state, summary)
+            silent = self._rows[TRAFFIC].get("fleet", {}).get("gatewaysSilent")
+            silent = silent if isinstance(silent, dict) else {}
+            self._summary = (state, fleet_views.summary_of(caches, found, silent))
         return self._summary[1]
 
     @property

@@ -102,11 +102,10 @@ def fleet_status(
     """Return the status of a fleet; `loads` are those of the gateways, by id."""
     public_names = _public_names(caches)
     endpoints = list(caches.objects.endpoints.items.values())
-    is_known = all(not load.problem for load in loads.values())
+    silent = [id_ for id_, load in loads.items() if load.problem]
     running = _sum(load.running for load in loads.values())
     waiting = _sum(load.waiting for load in loads.values())
     macs, models = fleet_views.rows(caches, "macs"), fleet_views.rows(caches, "models")
-    leader = next(iter(caches.leader.items.values()), "")
     labels = _labels(public_names)
     gateways = tuple(
         GatewayStatus(
@@ -118,12 +117,12 @@ def fleet_status(
         )
         for row in fleet_views.rows(caches, "gateways")
     )
-    placed = _placed(caches, labels, running if is_known else None)
+    placed = _placed(caches, labels, None if silent else running)
     return FleetStatus(
-        sentence=fleet_views.sentence(macs, models, has_leader=bool(leader)),
+        sentence=fleet_views.sentence(caches, macs, models, silent),
         macs=tuple(_mac(row, placed.get(str(row["name"]), ())) for row in macs),
         model_names=tuple(
-            _model_name(name, of, endpoints, waiting.get(name, 0) if is_known else None)
+            _model_name(name, of, endpoints, None if silent else waiting.get(name, 0))
             for name, of in sorted(public_names.items())
         ),
         gateways=gateways,

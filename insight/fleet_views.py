@@ -5,7 +5,8 @@ that it may change, so that a recorder computes those alone.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from insight import conditions, root_cause
@@ -424,6 +425,7 @@ def _reconciler(caches: FleetCaches, id_: str) -> Row | None:
     return {
         "name": id_,
         "identity": lease.identity,
+        "version": lease.identity.rpartition(" ")[2],
         "url": lease.url,
         "isTls": lease.url.startswith("https:"),
     }
@@ -495,8 +497,15 @@ def summary(caches: FleetCaches) -> Row:
     return summary_of(caches, found)
 
 
-def summary_of(caches: FleetCaches, found: Mapping[str, Sequence[Row]]) -> Row:
-    """Return the summary of rows of the views macs, models and problems that are known already."""
+def summary_of(
+    caches: FleetCaches,
+    found: Mapping[str, Sequence[Row]],
+    silent_gateways: Mapping[str, str] = MappingProxyType({}),
+) -> Row:
+    """Return the summary of rows of the views macs, models and problems that are known already.
+
+    `silent_gateways` has the name of each gateway that does not answer, and why.
+    """
     macs, models = found["macs"], found["models"]
     counts = dict.fromkeys(("online", "degraded", "asleep", "offline"), 0)
     for one in macs:
@@ -504,7 +513,7 @@ def summary_of(caches: FleetCaches, found: Mapping[str, Sequence[Row]]) -> Row:
     leader = next(iter(caches.leader.items.values()), "")
     wanted = [model for model in models if int(str(model["desired"])) > 0]
     return {
-        "sentence": sentence(macs, models, has_leader=bool(leader)),
+        "sentence": sentence(caches, macs, models, silent_gateways),
         "macs": {"total": len(macs), **counts},
         "models": {"total": len(models), "available": sum(bool(m["isAvailable"]) for m in wanted)},
         "replicas": {
@@ -514,6 +523,7 @@ def summary_of(caches: FleetCaches, found: Mapping[str, Sequence[Row]]) -> Row:
         "problems": len(found["problems"]),
         "versions": {name: _commonest(macs, name) for name in _VERSIONS},
         "gateways": len(caches.gateways.items),
+        "gatewaysSilent": dict(silent_gateways),
         "reconcilers": len(caches.reconcilers.items),
         "leader": leader or None,
     }
@@ -525,7 +535,12 @@ def _commonest(macs: Sequence[Row], column: str) -> object:
     return known.most_common(1)[0][0] if known else None
 
 
-def sentence(macs: Sequence[Row], models: Sequence[Row], *, has_leader: bool) -> str:
+def sentence(
+    caches: FleetCaches,
+    macs: Sequence[Row],
+    models: Sequence[Row],
+    silent_gateways: Collection[str],
+) -> str:
     """Return the headline, such as `3 of 3 Macs online. 2 of 3 models do not answer: nomodel, tiny`."""
     if not macs and not models:
         return "The fleet is empty: no Mac has joined, and nothing is deployed."
@@ -534,14 +549,25 @@ def sentence(macs: Sequence[Row], models: Sequence[Row], *, has_leader: bool) ->
     asleep = sum(mac["state"] == "asleep" for mac in macs)
     rest = f", {asleep} asleep" if asleep else ""
     parts = [f"{online} of {len(macs)} {'nodes' if others else 'Macs'} online{rest}."]
-    parts.append(_models_sentence(models))
-    if not has_leader:
+    count = len(caches.gateways.items)
+    is_reachable = len(silent_gateways) < count
+    parts.append(_models_sentence(models, is_reachable=is_reachable))
+    if models and not is_reachable:
+        parts.append("No gateway answers." if count else "No gateway runs.")
+    elif models and silent_gateways:
+        verb = "does" if len(silent_gateways) == 1 else "do"
+        names = names_text(sorted(silent_gateways), 3)
+        parts.append(f"{len(silent_gateways)} of {count} gateways {verb} not answer: {names}.")
+    if not caches.leader.items:
         parts.append("No reconciler leads.")
-    return " ".join(parts)
+    return " ".join(filter(None, parts))
 
 
-def _models_sentence(models: Sequence[Row]) -> str:
-    """Return the worst that is true of any model, with the names of those models."""
+def _models_sentence(models: Sequence[Row], *, is_reachable: bool) -> str:
+    """Return the worst that is true of any model, with the names of those models.
+
+    If no gateway answers clients and nothing else is wrong, the text is empty.
+    """
     wanted = [model for model in models if int(str(model["desired"])) > 0]
     if not wanted:
         return "All models are scaled to zero." if models else "Nothing is deployed."
@@ -552,6 +578,8 @@ def _models_sentence(models: Sequence[Row]) -> str:
         state = silent if not ready else "lack replicas" if ready < desired else ""
         states.setdefault(state, []).append(str(model["name"]))
     verb = next((verb for verb in _VERBS if verb in states), None)
+    if verb is None and not is_reachable:
+        return ""
     if verb is None:
         return f"All {len(wanted)} models answer." if len(wanted) > 1 else "The model answers."
     named = states[verb]

@@ -70,7 +70,7 @@ class StateRoutes:
     async def health(self) -> Response:
         """Report whether the fleet's state is known and current, and the size of the fleet."""
         caches = self.model.caches
-        summary = fleet_views.summary(caches) if self.model.is_ready else {}
+        summary = self.model.summary() if self.model.is_ready else {}
         status = "ok" if self.model.is_ready else "not synced: etcd was not reached yet"
         if caches.refusal:
             status = f"degraded: the store refuses this process: {caches.refusal}"

@@ -16,10 +16,12 @@ from store.errors import UnavailableError
 from store.etcd.connect import connect
 from store.memory import MemoryTransport
 from store.port import Put, Transport
+from tests.support.broken_objects import LEADER, put_deployment
 from tests.support.browser import needs_browser, open_page
 from tests.support.dashboard_site import hostile_answer, opened
 from tests.support.dashboards import CLOCK, running_dashboard
 from tests.support.etcd import running_etcd
+from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.gateway_fake_engine import FakeEngine, running
 from tests.support.gateway_world import World, deployment, running_gateway
 from tests.support.macs import mac
@@ -132,6 +134,25 @@ async def test_a_frozen_etcd_and_a_dead_gateway_are_said_on_the_open_page(
             await expect(page.locator("[data-plan]")).to_be_visible()
             await expect(page.locator("[data-state]")).to_have_text("live")
         await store.close()
+
+
+async def test_the_headline_of_page_and_fleetctl_says_that_no_gateway_answers(
+    browser: Browser,
+) -> None:
+    fleet = MemoryFleet()
+    gone = GatewayLease(url=f"http://127.0.0.1:{free_port()}", version="1")
+    lease = Put(key=keys.named(keys.GATEWAY_LEASE_PREFIX, "gone"), value=codec.encode(gone))
+    await fleet.store.commit([], [*mac("mac-1"), *put_deployment("qwen", ready=1), LEADER, lease])
+    async with (
+        running_dashboard(fleet.store) as dashboard,
+        open_page(browser, dashboard.url) as (page, _),
+    ):
+        await page.goto("/")
+        headline = page.locator("[data-sentence]")
+        await expect(headline).to_have_text("1 of 1 Macs online. No gateway answers.")
+        await expect(page.locator("h1 .dot")).to_have_class("dot bad")
+        status = await fleet.ctl("status")
+        assert status.out.splitlines()[0] == await headline.text_content()
 
 
 @pytest.mark.ci

@@ -10,6 +10,8 @@ from insight.root_cause import Problem, find_problems
 from schemas.deployment import NodeRefusal
 from schemas.meta import ConditionStatus
 from schemas.reasons import SECTIONS
+from schemas.records import GatewayLease
+from store import codec, keys
 from store.port import KeyValue, Put
 from tests.support.broken_objects import (
     LEADER,
@@ -145,7 +147,32 @@ def test_a_fleet_without_a_leader_says_so() -> None:
 def test_the_headline_names_the_worst(models: list[tuple[str, int, int, str]], words: str) -> None:
     macs = rows(fleet(mac("mac-1"), put_away("mac-2")), "macs")
     found = [dict(zip(("name", "desired", "ready", "reason"), one, strict=True)) for one in models]
-    assert sentence(macs, found, has_leader=True) == f"1 of 2 Macs online. {words}"
+    assert sentence(fleet(put_gateways("g")), macs, found, ()) == f"1 of 2 Macs online. {words}"
+
+
+def put_gateways(*names: str) -> list[Put]:
+    value = codec.encode(GatewayLease(url="http://127.0.0.1:9", version="1"))
+    return [Put(key=keys.named(keys.GATEWAY_LEASE_PREFIX, name), value=value) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("names", "silent", "ready", "words"),
+    [
+        ("", "", 1, "No gateway runs."),
+        ("g", "g", 1, "No gateway answers."),
+        ("gh", "hg", 1, "No gateway answers."),
+        ("gh", "h", 1, "The model answers. 1 of 2 gateways does not answer: h."),
+        ("ghi", "ih", 1, "The model answers. 2 of 3 gateways do not answer: h, i."),
+        ("g", "g", 0, "a is starting. No gateway answers."),
+    ],
+)
+def test_the_headline_tells_of_gateways(names: str, silent: str, ready: int, words: str) -> None:
+    caches = fleet(mac("mac-1"), put_gateways(*names))
+    models = [{"name": "a", "desired": 1, "ready": ready, "reason": ""}]
+    headline = sentence(caches, rows(caches, "macs"), models, silent)
+    assert headline == f"1 of 1 Macs online. {words}"
+    empty = sentence(caches, rows(caches, "macs"), [], silent)
+    assert empty == "1 of 1 Macs online. Nothing is deployed."
 
 
 def test_titles_have_twelve_words_at_most() -> None:

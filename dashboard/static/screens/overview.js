@@ -18,7 +18,8 @@ export function Overview({ store }) {
   const problems = store.rows("problems");
   const macs = store.rows("macs");
   const models = store.rows("models");
-  const tone = problems.some((one) => one.tone === "bad") ? "bad" : problems.length ? "warning" : "good";
+  const isCut = models.length > 0 && noGateway(summary) !== "";
+  const tone = isCut || problems.some((one) => one.tone === "bad") ? "bad" : problems.length || Object.keys(summary.gatewaysSilent).length ? "warning" : "good";
   return html`
     <h1 class="sentence"><span class=${`dot ${tone}`} aria-hidden="true"></span><span data-sentence><${Text} text=${summary.sentence} /></span></h1>
     <${Announced} text=${problems.length ? `${count(problems.length, "problem")}. ${problems.slice(0, 3).map((one) => one.title).join(". ")}` : "No problem is known"} />
@@ -56,24 +57,26 @@ function Figures({ store, macs }) {
   const [hour] = useRead(() => getJson(`/api/v1/series?subject=fleet&metric=${METRICS.join(",")}&from=1h&step=60s`), [], SERIES_MS);
   if (store.at) return html`<p class="quiet">Requests of that time are under <a href="/requests?tab=ended">Requests</a>.</p>`;
   if (!now) return null;
-  const { gatewaysSilent = {}, gateways } = store.summary;
-  const silent = Object.keys(gatewaysSilent).length;
-  const noGateway = gateways === 0 ? "no gateway runs" : silent >= gateways ? "no gateway answers" : "";
-  const partly = silent && !noGateway ? `, without ${count(silent, "gateway")}` : "";
+  const silent = Object.keys(store.summary.gatewaysSilent).length;
+  const cut = noGateway(store.summary);
+  const partly = silent && !cut ? `, without ${count(silent, "gateway")}` : "";
   const first = lastOf(hour, "first_token_p95");
   const watts = [...store.views.figures.values()].map((one) => one.watts).filter((value) => value !== null);
   const ready = macs.filter((mac) => mac.state !== "offline" && mac.allocatableBytes);
   const free = ready.reduce((sum, mac) => sum + Math.max(0, mac.allocatableBytes - mac.promisedBytes), 0);
   const room = ready.reduce((sum, mac) => sum + mac.allocatableBytes, 0);
   return html`<div class="cards figures-row">
-    <${Figure} title="Requests now" value=${noGateway ? "-" : now.active} unit=${noGateway ? "" : "in flight"} note=${noGateway || `${now.queueDepth} waiting${partly}`} href="/requests"><${Line} hour=${hour} metric="requests_per_second" what="Requests" /><//>
-    <${Figure} title="Output, last minute" value=${noGateway ? "-" : short(now.tokensPerSecond)} unit=${noGateway ? "" : "tokens/s"} note=${noGateway || `mean of all models${partly}`} href="/requests?tab=metrics"><${Line} hour=${hour} metric="output_tokens_per_second" what="Output tokens" /><//>
+    <${Figure} title="Requests now" value=${cut ? "-" : now.active} unit=${cut ? "" : "in flight"} note=${cut || `${now.queueDepth} waiting${partly}`} href="/requests"><${Line} hour=${hour} metric="requests_per_second" what="Requests" /><//>
+    <${Figure} title="Output, last minute" value=${cut ? "-" : short(now.tokensPerSecond)} unit=${cut ? "" : "tokens/s"} note=${cut || `mean of all models${partly}`} href="/requests?tab=metrics"><${Line} hour=${hour} metric="output_tokens_per_second" what="Output tokens" /><//>
     <${Figure} title="First token, p95" value=${span(first?.value)} unit="" note=${first ? `of the minute at ${clock(first.at)}` : "no stream within the hour"} href="/requests?tab=metrics"><${Line} hour=${hour} metric="first_token_p95" what="First token, p95" /><//>
     <${Figure} title="Failed, 24 h" value=${now.requests24h ? `${short((100 * now.errors24h) / now.requests24h)} %` : "-"} unit="" note=${now.requests24h ? `${short(now.errors24h)} of ${short(now.requests24h)} requests${brokenText(now)}` : `no request within 24 h${brokenText(now)}`} href="/requests?tab=ended"><${Line} hour=${hour} metric="error_ratio" what="Failed requests" /><//>
     <${Figure} title="Free memory now" value=${ready.length ? bytes(free) : "-"} unit="" note=${ready.length ? `of ${bytes(room)} for models` : "no Mac is online"} href="/macs" />
     ${watts.length > 0 && html`<${Figure} title="Power now" value=${short(watts.reduce((sum, value) => sum + value, 0))} unit="W" note=${`of ${count(watts.length, "Mac")}`} href="/macs" />`}
   </div>`;
 }
+
+/** Why no gateway answers clients; "" if one does. */
+const noGateway = ({ gateways, gatewaysSilent }) => (gateways === 0 ? "no gateway runs" : Object.keys(gatewaysSilent).length >= gateways ? "no gateway answers" : "");
 
 /** Requests that no gateway can report any more. */
 export const brokenText = ({ broken24h }) => (broken24h ? `, and ${broken24h} broken with a gateway` : "");

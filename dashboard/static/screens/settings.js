@@ -24,7 +24,7 @@ function Processes({ store }) {
   const { summary } = store;
   if (!summary) return html`<p class="quiet">Loading…</p>`;
   const now = store.row("traffic", "fleet");
-  const silent = summary.gatewaysSilent ?? {};
+  const silent = summary.gatewaysSilent;
   const rows = [
     ...store.rows("gateways").map((one) => ({ ...one, name: `gateway/${one.name}`, word: "serves", problem: silent[one.name] ?? "" })),
     ...store.rows("reconcilers").map((one) => ({ ...one, name: `reconciler/${one.name}`, word: one.identity === summary.leader ? "leads" : "stands by" })),

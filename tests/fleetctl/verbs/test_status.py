@@ -101,6 +101,7 @@ async def test_a_fleet_on_one_screen(fleet: MemoryFleet) -> None:
         await fleet.store.commit([], [Put(key=key, value=codec.encode(dead))])
         done = await fleet.ctl("status")
         assert done.code == 0
+        assert "is starting. 1 of 2 gateways does not answer: dead.\n" in done.out
         assert "warning: gateway dead: gateway/dead does not answer" in done.err
         # What it would have added is unknown, and no number is shown as if it were known.
         assert done.out.splitlines()[3].split()[-2:] == ["yes", "?"]
