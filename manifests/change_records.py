@@ -68,9 +68,11 @@ def _changed_object(write: RecordedWrite, most_text: int) -> ChangedObject:
             verb="update" if revision else "create", kind=kind, name=name, from_revision=revision
         )
     fields = changed_fields(before.value, write.after)
-    kept = fit_fields(fields, most_text)
-    # Deleting a deployment marks it; the reconciler removes it when its replicas are gone.
+    # Deleting a deployment marks it; the reconciler removes it when its replicas are gone. The verb says so already.
     is_deletion = any(field.path == _DELETION and field.old is None for field in fields)
+    if is_deletion:
+        fields = [field for field in fields if field.path != _DELETION]
+    kept = fit_fields(fields, most_text)
     return ChangedObject(
         verb="delete" if is_deletion else "update",
         kind=kind,

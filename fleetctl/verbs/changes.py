@@ -21,6 +21,7 @@ from insight.changes import (
     select_changes,
 )
 from machinery.clock import SystemClock
+from schemas import quantity
 from store import keys
 from store.port import Transport
 
@@ -125,4 +126,8 @@ def _objects_text(one: RecordedChange, wanted: ChangeFilter) -> str:
     concerned = [about for about in one.record.objects if wanted.concerns(about)]
     shown = "; ".join(object_text(about) for about in concerned[:_SHOWN])
     rest = len(concerned) - _SHOWN
-    return f"{shown}; and {rest} more objects" if rest > 0 else shown
+    return (
+        f"{shown}; and {quantity.counted(rest, 'more object', 'more objects')}"
+        if rest > 0
+        else shown
+    )

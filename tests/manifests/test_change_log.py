@@ -83,6 +83,20 @@ async def test_an_update_names_the_fields_that_differ(
     assert about.from_revision == seen
 
 
+async def test_a_deletion_that_waits_for_replicas_is_a_deletion_alone(
+    memory: MemoryTransport, audited: AuditedTransport
+) -> None:
+    await memory.commit([], [codec.put_spec(deployment(name="qwen"))])
+    kind = type(deployment(name="qwen"))
+
+    def mark(now: object) -> object:
+        return with_metadata(deployment(name="qwen"), deletion_timestamp=CLOCK.now())
+
+    await mutate(audited, CLOCK, kind, "qwen", mark)  # type: ignore[arg-type]
+    (change,) = await changes(memory)
+    assert object_text(change.record.objects[0]) == "delete modeldeployment/qwen"
+
+
 async def test_a_refused_write_leaves_no_record(
     memory: MemoryTransport, audited: AuditedTransport
 ) -> None:
