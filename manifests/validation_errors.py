@@ -50,13 +50,17 @@ def field_description(model: type[BaseModel], path: Path) -> str:
 
 def field_unit(model: type[BaseModel], path: Path) -> Unit | None:
     """Return the unit of a bare number at the path; None where no duration is expected."""
+    # The last one belongs to the narrowest type.
+    return next((mark for mark in reversed(_marks(model, path)) if isinstance(mark, Unit)), None)
+
+
+def _marks(model: type[BaseModel], path: Path) -> list[Any]:
+    """Return what the type of a field is annotated with, also one of several types."""
     field = _field_at(model, path)
     if field is None:
-        return None
+        return []
     options = [arg for arg in get_args(field.annotation) if hasattr(arg, "__metadata__")]
-    marks = [*field.metadata, *(mark for option in options for mark in option.__metadata__)]
-    # The last one belongs to the narrowest type.
-    return next((mark for mark in reversed(marks) if isinstance(mark, Unit)), None)
+    return [*field.metadata, *(mark for option in options for mark in option.__metadata__)]
 
 
 def _field_at(model: type[BaseModel], path: Path) -> FieldInfo | None:
@@ -296,6 +300,13 @@ def _string(it: FieldError) -> Explanation:
     if (unit := field_unit(it.model, it.path)) is not None:
         example = unit.example(it.node.content)
         return Explanation(message=f"expected a duration, got {got}", values=[example])
+    from manifests import patterns  # noqa: PLC0415 - it imports the models of all kinds
+
+    marks = _marks(it.model, it.path)
+    if any(getattr(mark, "pattern", None) == patterns.QUANTITY for mark in marks):
+        # A small number counts GB or GiB; a quoted one would be bytes.
+        meant = sizes.meanings(f"{it.node.text}g") or [json.dumps(it.node.text)]
+        return Explanation(message=f"{patterns.rule(patterns.QUANTITY)}; got {got}", values=meant)
     return Explanation(message=f"expected a string, got {got}", values=[json.dumps(it.node.text)])
 
 

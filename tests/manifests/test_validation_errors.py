@@ -88,6 +88,7 @@ CASES = {
         spec("  contextLength: 32_768\n"),
         spec("  resources: {memory: 24GB}\n"),
         spec("  resources: {memory: 24 gib}\n"),
+        spec("  resources: {memory: 24}\n"),
         spec("  resources: {memory: 512mb}\n"),
         spec("  rollout: {progressDeadline: 10min}\n"),
         spec("  rollout: {progressDeadline: 1 hour 5 mins}\n"),
