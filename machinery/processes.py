@@ -216,6 +216,16 @@ def _filled_pipe(content: bytes) -> Iterator[int]:
         os.close(reader)
 
 
+def describe_exit(code: int) -> str:
+    """Return how a process ended: "ended with 2", and "was killed by SIGKILL" for -9."""
+    if code >= 0:
+        return f"ended with {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
 async def wait_ended(child: ProcessHandle, clock: Clock, *, limit_s: float) -> bool:
     """Wait until the process ends; return whether it ended within `limit_s` seconds."""
     deadline = clock.monotonic() + limit_s

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from datetime import datetime
 
+from machinery.processes import describe_exit
 from models import golden_question
 from nodeagent.engines.references import ReferenceState
 from nodeagent.replicas import engine_health, epoch_health
@@ -180,10 +181,10 @@ def _waiting_to_load(place: int, *, after: str = "") -> Condition:
 
 def describe_end(engine: ObservedEngine) -> str:
     """Return how an engine ended, with its own last words, as in `ended with 2: no config.json`."""
-    code = "with an unknown code" if engine.exit_code is None else f"with {engine.exit_code}"
+    code = engine.exit_code
+    end = "ended with an unknown code" if code is None else describe_exit(code)
     words = engine.last_words.removeprefix("engine: ")
-    words = f": {words}" if words else ""
-    return f"ended {code}{words}"
+    return f"{end}: {words}" if words else end
 
 
 def _next_attempt(at: datetime | None) -> str:

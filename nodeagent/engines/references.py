@@ -10,7 +10,7 @@ from typing import Protocol
 from pydantic import ValidationError
 
 from machinery.files import write_atomically
-from machinery.processes import last_lines
+from machinery.processes import describe_exit, last_lines
 from models import fingerprint
 from nodeagent.engines.engine_processes import EngineOrder, end_references
 from nodeagent.engines.group_launch import REFERENCE_TIMEOUT_S
@@ -102,9 +102,8 @@ class GoldenReferences:
         finally:
             await _end_process(process)
         if process.returncode != 0:
-            raise OSError(
-                f"the reference process ended with {process.returncode}: {last_lines(error_log, 1)}"
-            )
+            end = describe_exit(process.returncode or 0)
+            raise OSError(f"the reference process {end}: {last_lines(error_log, 1)}")
         try:
             return GoldenAnswer.model_validate_json(output)
         except ValidationError as error:

@@ -6,7 +6,6 @@ waits for ever. One child says so at once, instead of each engine after its load
 
 import asyncio
 import logging
-import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from pydantic import TypeAdapter
 
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
+from machinery.processes import describe_exit
 from schemas.meta import Condition, ConditionStatus, find_condition, with_condition
 from schemas.node import MetalDevice, MlxBuild, NodeStatus
 from schemas.wire import engine_config
@@ -85,9 +85,8 @@ def parse_check(printed: str, code: int, *, needs_metal: bool) -> MetalVerdict:
     """Return the verdict of a check that has ended, from its output and its exit code."""
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     if code != 0:
-        end = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with {code}"
         words = f": {lines[-1][:_MAX_WORDS]}" if lines else ""
-        return _failed("MetalAborted", f"the check {end}{words}")
+        return _failed("MetalAborted", f"the check {describe_exit(code)}{words}")
     try:
         found = orjson.loads(lines[-1] if lines else "")
         device, is_metal = str(found["device"])[:_MAX_WORDS], found["isMetal"] is True
@@ -104,14 +103,6 @@ def parse_check(printed: str, code: int, *, needs_metal: bool) -> MetalVerdict:
     return MetalVerdict(
         is_available=True, reason="MetalWorks", message=message, build=build, device=gpu
     )
-
-
-def signal_name(number: int) -> str:
-    """Return SIGABRT for 6."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _failed(reason: str, words: str) -> MetalVerdict:

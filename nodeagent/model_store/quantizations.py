@@ -19,6 +19,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from machinery.clock import Clock
+from machinery.processes import describe_exit
 from models import quantization
 from models.hub.errors import InsufficientDiskError
 from models.hub.threads import acquire_in_thread, run_in_thread
@@ -334,9 +335,8 @@ class Quantizations:
         if code != 0:
             lines = job.words.decode(errors="replace").split("\n")
             last = next((line.strip() for line in reversed(lines) if line.strip()), "no words")
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             shortage = await run_in_thread(_shortage, job, making.parent)
-            raise OSError(f"the converter {how}: {last}{shortage}")
+            raise OSError(f"the converter {describe_exit(code)}: {last}{shortage}")
         job.phase, job.done_bytes = "Storing", job.total_bytes
         made = await run_in_thread(self._publish, job, making)
         job.quality = await run_in_thread(quantization.read_quality, made.folder)

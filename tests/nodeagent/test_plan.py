@@ -139,7 +139,7 @@ def test_plan(state: ObservedReplica, expected: tuple[str, float | None]) -> Non
 
 @pytest.mark.parametrize(("state", "reason", "words"), [
     (seen(ended(last_words="boom")), "EngineEnded", "^its engine ended with 1: boom$"),
-    (seen(ended(exit_code=-9, last_words="")), "EngineEnded", "^its engine ended with -9$"),
+    (seen(ended(exit_code=-9, last_words="")), "EngineEnded", "^its engine was killed by SIGKILL$"),
     (seen(ended(exit_code=None, last_words="")), "EngineEnded", "with an unknown code$"),
     (seen(ended(exit_code=0), start_error="stopped"), "CannotStart", "stopped"),
     (seen(engine("Loading", last_end="ended with 2: x")), "Loading", "the one before ended with 2: x$"),

@@ -58,7 +58,7 @@ async def test_a_mac_without_metal_is_told_apart_from_one_with_it() -> None:
         (
             "import os, sys; print('[metal::load_device] No Metal device found', file=sys.stderr, flush=True); os.abort()",
             "MetalAborted",
-            "ended by SIGABRT: [metal::load_device] No Metal device found",
+            "killed by SIGABRT: [metal::load_device] No Metal device found",
         ),
         ("raise SystemExit(3)", "MetalAborted", "ended with 3"),
         ("print('hello')", "MetalCheckFailed", "printed no result"),
@@ -119,7 +119,7 @@ async def test_no_engine_starts_until_the_gpu_works(tmp_path: Path) -> None:
         async with asyncio.timeout(60):
             await preflight.wait()
             await changed.wait()
-        with pytest.raises(OSError, match="ended by SIGABRT"):
+        with pytest.raises(OSError, match="killed by SIGABRT"):
             engines.start(order, [])
         task.cancel()
     assert not engines.find()

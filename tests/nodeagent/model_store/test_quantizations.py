@@ -174,7 +174,7 @@ async def test_converter_that_is_killed_publishes_nothing_and_repeat_works(tmp_p
         os.kill(converters()[0].pid, signal.SIGKILL)
         report = await ended(jobs)
         assert report.phase == "Failed"
-        assert "was killed by signal 9" in report.error
+        assert "was killed by SIGKILL" in report.error
         assert [model.name for model in store.models()] == [SOURCE]
         await until(lambda: leftovers(store) == [], what="an empty folder")
         assert (await jobs.start(ORDER)).phase in ("Queued", "Converting")
