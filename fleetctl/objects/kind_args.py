@@ -61,14 +61,14 @@ def kind_of(word: str, among: Sequence[Kind] = kinds.KINDS, *, may_be_name: bool
     raise click.UsageError(f"unknown kind {word!r}; {hint}")
 
 
-def parse_target(words: tuple[str, ...]) -> Target:
-    """Return the target of `KIND`, `KIND NAME...` or `KIND/NAME`."""
+def parse_target(words: tuple[str, ...], among: Sequence[Kind] = kinds.KINDS) -> Target:
+    """Return the target of `KIND`, `KIND NAME...` or `KIND/NAME`; an unknown kind's error lists those of `among`."""
     first, slash, name = words[0].partition("/")
     if not slash:
-        return Target(kind=kind_of(first), names=words[1:])
+        return Target(kind=kind_of(first, among), names=words[1:])
     if len(words) > 1:
         raise click.UsageError("write KIND NAME NAME..., or one KIND/NAME")
-    return Target(kind=kind_of(first), names=(name,))
+    return Target(kind=kind_of(first, among), names=(name,))
 
 
 def parse_targets(words: tuple[str, ...]) -> tuple[Target, ...]:

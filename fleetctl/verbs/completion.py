@@ -15,6 +15,7 @@ from typing_extensions import override
 from fleetctl.cli.contexts import load
 from fleetctl.cli.errors import program_name
 from fleetctl.cli.resolve import config_path, resolve_options
+from fleetctl.cli.spellings import KIND_SYNONYMS
 from fleetctl.objects.kind_args import API_KEYS, is_api_keys
 from schemas import kinds
 from store.errors import StoreError, UndecodableError
@@ -189,6 +190,8 @@ def set_candidate_types(root: click.Command, words: Sequence[str]) -> bool:
             parameter.type = parameter.type if candidates is None else CandidateType(candidates)
         elif {"-f", "--filename", "--config"} & set(parameter.opts):
             parameter.type = click.Path()
+        elif isinstance(parameter, click.Option) and parameter.metavar == "KIND/NAME":
+            parameter.type = CandidateType(_references)
         elif "--for" in parameter.opts and path[:1] == ["wait"]:
             parameter.type = CandidateType(_wait_conditions)
         elif "--output" in parameter.opts and path[:1] == ["get"]:
@@ -213,8 +216,8 @@ def _argument_candidates(
         return _contexts
     if path[:1] == ["explain"]:
         return _explain_targets if argument.name == "what" else _names_of("ModelDeployment")
-    if path[:1] == ["logs"]:
-        return _log_targets
+    if path and path[0] in ("logs", "top"):
+        return _log_targets if path[0] == "logs" else _measured_objects
     if "KIND" in metavar:
         return _objects
     if path[:1] and path[0] in _DEPLOYMENT_VERBS:
@@ -257,12 +260,8 @@ def _explain_targets(_: click.Context, incomplete: str) -> list[CandidateItem]:
 def _objects(ctx: click.Context, incomplete: str) -> list[CandidateItem]:
     """Return kinds; after `KIND/` or a kind, the names of its objects."""
     words = _argument_words(ctx)
-    kind_word, slash, _ = incomplete.partition("/")
-    if slash:
-        return [
-            CompletionItem(f"{kind_word}/{item.value}", help=item.help)
-            for item in _object_items(ctx, kind_word)
-        ]
+    if "/" in incomplete:
+        return _references(ctx, incomplete)
     if words and "/" not in words[0]:
         return [item for item in _object_items(ctx, words[0]) if item.value not in words[1:]]
     if words:
@@ -270,7 +269,24 @@ def _objects(ctx: click.Context, incomplete: str) -> list[CandidateItem]:
     known = [*kinds.KINDS, API_KEYS] if _takes_api_keys(ctx) else kinds.KINDS
     if ctx.find_root().obj == "rotate":
         known = [API_KEYS]
+    if ctx.find_root().obj == "scale":
+        known = [kind for kind in known if kind.name == "ModelDeployment"]
     return [CompletionItem(kind.plural, help=kind.short) for kind in known]
+
+
+def _references(ctx: click.Context, incomplete: str) -> list[CandidateItem]:
+    """Return `KIND/` of each kind; after the slash, `KIND/NAME` of its objects."""
+    kind_word, slash, _ = incomplete.partition("/")
+    if not slash:
+        return [CompletionItem(f"{kind.name.lower()}/") for kind in kinds.KINDS]
+    return [CompletionItem(f"{kind_word}/{item.value}") for item in _object_items(ctx, kind_word)]
+
+
+def _measured_objects(ctx: click.Context, incomplete: str) -> list[CandidateItem]:
+    """Return what has usage data: `nodes` and `models`, and after one of them the names."""
+    if _argument_words(ctx) or "/" in incomplete:
+        return _objects(ctx, incomplete)
+    return [CompletionItem("nodes"), CompletionItem("models")]
 
 
 def _takes_api_keys(ctx: click.Context) -> bool:
@@ -306,7 +322,7 @@ def _log_targets(ctx: click.Context, incomplete: str) -> list[CandidateItem]:
 def _object_items(ctx: click.Context, word: str) -> list[CandidateItem]:
     """Return the names of a kind's objects as candidates."""
     is_keys = _takes_api_keys(ctx) and is_api_keys(word)
-    known = API_KEYS if is_keys else kinds.by_alias({"deploy": "modeldeployment"}.get(word, word))
+    known = API_KEYS if is_keys else kinds.by_alias(KIND_SYNONYMS.get(word, word))
     kind = "Gateway" if word in ("gateway", "gateways") else known.name if known else ""
     return (
         [CompletionItem(name) for name in object_names(ctx, dict(ctx.params), kind)] if kind else []

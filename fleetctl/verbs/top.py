@@ -57,6 +57,7 @@ def open_screen() -> Iterator[Callable[[str], None]]:
 
 
 _MIN_INTERVAL_S = 0.1
+_MEASURED = (kind_of("nodes"), kind_of("modeldeployments"))
 _BACKOFF = Backoff(first_s=0.5, limit_s=4.0)
 _HELP = """Show current usage of nodes or models: memory, requests, tokens per second.
 
@@ -133,8 +134,8 @@ def top(what: tuple[str, ...], watch: bool, **options: Any) -> None:
     first, slash, rest = what[0].partition("/")
     # `models` means the kind ModelDeployment; `pods` is refused as what it means here.
     word = KIND_SYNONYMS.get(first.lower(), first)
-    target = parse_target((f"{word}{slash}{rest}", *what[1:]))
-    if target.kind.name not in ("Node", "ModelDeployment"):
+    target = parse_target((f"{word}{slash}{rest}", *what[1:]), _MEASURED)
+    if target.kind not in _MEASURED:
         raise click.UsageError(
             f"there are no usage data for {target.kind.plural}; use nodes or models"
         )
