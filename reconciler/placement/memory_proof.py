@@ -251,7 +251,8 @@ def describe_proof(proof: MemoryProof, spec: ModelDeploymentSpec) -> str:
         shortfall = override_shortfall(proof)
         return "set by spec.resources.memory" + (f". {shortfall}" if shortfall else "")
     requests = proof.concurrency or spec.concurrency
-    limit = _LIMITS.get(proof.concurrency_limit, "the Mac's hardware")
+    # Without a limit: a rank of a group, whose links decide how fast it is (reconciler/groups/formation.py).
+    limit = _LIMITS.get(proof.concurrency_limit, "the default for shard groups")
     source = f", requests by {limit}" if spec.concurrency == "Auto" else ""
     show, kv_cache = quantity.show, spec.kv_cache or KvCache()
     form = f" in {kv_cache.bits} bits" if kv_cache.bits is not None else ""

@@ -17,6 +17,7 @@ from reconciler.deployments.plan import plan
 from reconciler.groups.epochs import Epoch
 from reconciler.groups.group_view import GroupView
 from reconciler.placement.inputs import Allocation, NodeView, Rejection, Rival, request_for
+from reconciler.placement.memory_proof import describe_proof
 from reconciler.placement.refusals import Unschedulable, summary_line
 from reconciler.placement.table import NodeTable
 from schemas.formation import GoldenAnswer
@@ -295,6 +296,14 @@ def test_actions_name_every_rank() -> None:
     assert action.form is not None
     form = action.form
     assert (form.group, form.backend, form.parallelism) == ("pair", "ring", "Tensor")
+
+
+def test_the_proof_of_a_rank_names_the_default_of_groups() -> None:
+    asked = sharded(concurrency="Auto")
+    (action,) = plan(seen(asked, nodes=[A, B], groups=[PAIR])).actions
+    assert isinstance(action, CreateReplica)
+    text = describe_proof(action.ranks[0].memory, asked.spec)
+    assert "for 4 x 1024 tokens, requests by the default for shard groups, " in text
 
 
 def test_counting_counts_each_rank() -> None:
