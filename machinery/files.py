@@ -55,6 +55,18 @@ def open_replacement(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
         raise
 
 
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock (flock) of a file; a file that does not exist has none."""
+    try:
+        with path.open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def make_private_folder(folder: Path) -> None:
     """Create the folder, and refuse one to which another user could write what we execute or trust.
 

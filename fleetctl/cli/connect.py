@@ -18,6 +18,7 @@ from fleetctl.cli.program import ConnectionOption
 from fleetctl.cli.resolve import resolve_options
 from insight.errors import ProcessError
 from machinery.clock import SystemClock
+from machinery.files import is_locked
 from machinery.options import options as flag_options
 from schemas.wire.identity_files import find_identity_files
 from store.errors import (
@@ -34,6 +35,8 @@ if TYPE_CHECKING:  # its import takes 8 ms, and `get` needs only store.reads
     from store.port import Transport
 
 # In a data folder of `fleetctl up --join`.
+# Held by the supervisor of the fleet in a data folder.
+LOCK = "lock"
 _ADMIN_PASSWORD, _ADMIN_IDENTITY = Path("passwords", "admin.env"), Path("identities", "admin")
 _API_KEY = Path("passwords", "api-key")
 
@@ -259,14 +262,37 @@ async def open_store(
     try:
         yield _recorded(transport, store_address.username, options) if is_recorded else transport
     except UnavailableError as error:
-        if store_address.socket is None or options["etcd"] or store_address.socket.exists():
+        socket = store_address.socket
+        if socket is None or options["etcd"] or (socket.exists() and not error.absent):
             raise
         folder = data_folder(options["data_dir"])
+        if is_locked(folder / LOCK):
+            text = _describe_stopped_etcd(folder)
+            raise UnavailableError(text, ambiguous=error.ambiguous) from error
+        if socket.exists():
+            raise
         raise UnavailableError(
             f"no fleet runs in {folder}", ambiguous=error.ambiguous, absent=True
         ) from error
     finally:
         await transport.close()
+
+
+def _describe_stopped_etcd(folder: Path) -> str:
+    """Say that the fleet of a data folder runs without its etcd, and what to do."""
+    import shutil  # noqa: PLC0415 - only for this error
+
+    from machinery.state_disk import is_almost_full  # noqa: PLC0415 - as above
+    from schemas import quantity  # noqa: PLC0415 - as above
+
+    usage = shutil.disk_usage(folder)
+    is_full = is_almost_full(usage.free, usage.total, was=False)
+    remedy = (
+        f"Its disk is almost full, with {quantity.show(usage.free)} free: make room"
+        if is_full
+        else f"If this stays, {folder / 'logs' / 'up.log'} says why"
+    )
+    return f"the fleet in {folder} runs, but its etcd does not. `fleetctl up` starts etcd again and again. {remedy}"
 
 
 def _recorded(transport: "Transport", account: str, options: dict[str, Any]) -> "Transport":

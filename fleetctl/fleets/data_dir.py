@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from fleetctl.cli.connect import LOCK
 from fleetctl.cli.errors import FleetctlError
 from machinery import unix_sockets
-from machinery.files import make_owner_folder, write_atomically
+from machinery.files import is_locked, make_owner_folder, write_atomically
 
 # Increase this when an older fleetctl could damage the data of a newer one.
 LAYOUT_VERSION = 1
-_LOCK = "lock"
 # The last engine of the last node that `fleetctl up` may run.
 _LONGEST_SOCKET = "node-64/65535.sock"
 
@@ -121,7 +121,7 @@ class DataDir:
         """
         try:
             # Logs name who asked which model when.
-            make_owner_folder(self.path, sign=_LOCK)
+            make_owner_folder(self.path, sign=LOCK)
             for name in ("run", "logs", "nodes"):
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
@@ -193,7 +193,7 @@ class DataDir:
             FleetctlError: a fleet already runs in the folder.
 
         """
-        with (self.path / _LOCK).open("w") as lock:
+        with (self.path / LOCK).open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -205,11 +205,4 @@ class DataDir:
 
     def is_locked(self) -> bool:
         """Return whether a supervisor runs in the folder."""
-        try:
-            with (self.path / _LOCK).open("r+") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
-        return False
+        return is_locked(self.path / LOCK)

@@ -1,7 +1,9 @@
 """Contexts: the store that they select, and the verbs of `fleetctl config`."""
 
 import asyncio
+import socket
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +182,18 @@ async def test_a_local_fleet_runs_is_down_or_deleted(
     # With a store in the environment, no context is needed.
     monkeypatch.setenv("FLEET_DATA_DIR", str(tmp_path / "empty"))
     assert f"no fleet runs in {tmp_path}/empty. " in (await run_fleetctl("get", "md")).err
+    # Its supervisor runs, and etcd cannot start, such as on a full disk.
+    monkeypatch.setenv("FLEET_DATA_DIR", str(tmp_path))
+    socket_path = tmp_path / "etcd" / "sock" / "client:1"
+    socket_path.parent.mkdir(parents=True)
+    with DataDir(tmp_path).lock():
+        for is_there in (False, True):
+            if is_there:
+                with closing(socket.socket(socket.AF_UNIX)) as listener:
+                    listener.bind(str(socket_path))
+            refused = await run_fleetctl("get", "md")
+            assert f"the fleet in {tmp_path} runs, but its etcd does not. " in refused.err
+            assert "Is the fleet up?" not in refused.err
 
 
 def test_changes_keep_comments_and_order(config: Path, tmp_path: Path) -> None:
