@@ -19,7 +19,7 @@ _DEPTH, _MOST = 2, 100
 
 
 def deployment_warnings(deployment: ModelDeployment, seen: FleetSnapshot) -> Iterator[str]:
-    """Yield what keeps the Macs from serving a deployment: no Mac has its folder, or too little memory is set."""
+    """Yield what keeps the Macs from serving a deployment: no Mac reports its folder, or too little memory is set."""
     found = [seen.lister.node_status(name) for name in seen.lister.node_names()]
     statuses = [status for status in found if status is not None]
     for text in (_missing_folder(deployment, statuses), _little_memory(deployment, seen, statuses)):
@@ -44,7 +44,7 @@ def _missing_folder(deployment: ModelDeployment, statuses: list[NodeStatus]) -> 
     close = nearest(str(path), names)
     guess = f"; did you mean {close}?" if close is not None else "."
     listed = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
-    return f"no Mac has a model {path} in its models folder{guess} Models there: {listed or 'none'}"
+    return f"no Mac reports a model {path} in its models folder yet{guess} Models there: {listed or 'none'}"
 
 
 def _little_memory(

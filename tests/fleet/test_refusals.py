@@ -59,7 +59,7 @@ async def test_advice_about_memory_and_folders_works(tmp_path: Path, models_dir:
 
 async def has_warning(apply: Callable[[str], Awaitable[str]], text: str) -> bool:
     return (
-        "no Mac has a model tinny in its models folder; did you mean tiny? Models there: "
+        "no Mac reports a model tinny in its models folder yet; did you mean tiny? Models there: "
         in await apply(text)
     )
 
