@@ -13,8 +13,8 @@ SECTION: Final = ReasonSection(
             "no Mac has enough memory",
             "The memory proof needs more than the Mac has left for models. For a mixture of experts the message has the rate "
             "that experts on the disk would allow, as the agent measured it; engines keep all experts in memory.",
-            "Lower `contextLength` or `concurrency`, choose a smaller or more quantised model, or free memory "
-            "on a Mac. If no Mac is large enough, use a ShardGroup.",
+            "Lower `spec.resources.memory` if the message names it, else `contextLength` or `concurrency`. Or choose a smaller "
+            "or more quantised model, or free memory on a Mac. If no Mac is large enough, use a ShardGroup.",
         ),
         problem(
             "ModelNotFound",
