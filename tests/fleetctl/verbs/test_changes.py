@@ -57,3 +57,14 @@ async def test_a_dry_run_and_a_refused_reason_record_nothing(
     refused = await fleet.ctl("scale", "--replicas=3", "md/qwen", "--reason", "two\nlines")
     assert (refused.code, "one line of at most 500" in refused.err) == (2, True)
     assert json.loads((await fleet.ctl("changes", "-o", "json")).out)["items"] == []
+
+
+async def test_many_objects_of_one_change_are_counted(fleet: MemoryFleet) -> None:
+    manifest = "---\n".join(
+        f"apiVersion: fleet/v1alpha1\nkind: NodePool\nmetadata: {{name: p{number}}}\nspec: {{nodes: [a]}}\n"
+        for number in range(4)
+    )
+    done = await fleet.ctl("apply", "-f", "-", stdin=manifest.encode())
+    assert done.code == 0, done.err
+    shown = (await fleet.ctl("changes", "--no-headers")).out
+    assert "create nodepool/p2; and 1 more object " in shown
