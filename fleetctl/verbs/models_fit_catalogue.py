@@ -37,7 +37,7 @@ def catalogue_lines(
 
 
 def _title(kind: MacKind) -> str:
-    size = f"{kind.node.memory_bytes >> 30} GB"
+    size = f"{kind.node.memory_bytes / 2**30:.0f} GiB"
     return kind.name if kind.name.endswith(("Gi", "GB")) else f"{kind.name} {size}"
 
 

@@ -171,9 +171,14 @@ async def test_the_catalogue_is_listed_for_the_kinds_of_macs_of_a_fleet(fleet: M
     assert "no Mac has joined" in (await fleet.ctl("models", "fit")).err
     await joined(fleet, "mac-1", memory_gib=32)
     await joined(fleet, "mac-2", memory_gib=32)
+    # Memory of a virtual machine, in the unit and the value of the page.
+    status = node_status("vm-3", memory_gib=16)
+    vm = status.model_copy(update={"memory_bytes": int(23.6 * 2**30)})
+    await fleet.store.commit([], [put_node("vm-3", vm), put_lease("vm-3")])
     done = await fleet.ctl("models", "fit")
     assert done.code == 0, done.err
     assert "2 x " in done.out.splitlines()[2]
+    assert done.out.splitlines()[2].endswith(" vm-3 24 GiB")
     assert "Qwen3-8B " in done.out
 
 
