@@ -70,7 +70,7 @@ def _squeezed(word: str) -> str:
 
 
 def not_found_message(kind: Kind, name: str, known: Iterable[str]) -> str:
-    """Return the message for an unknown name, with the nearest known one."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return f'{kind.plural} "{name}" not found{hint}'
+    """Return the message for an unknown name, with the nearest known ones and the command that lists all."""
+    near = difflib.get_close_matches(name, list(known), n=3)
+    hint = f"; did you mean {' or '.join(near)}?" if near else "."
+    return f'{kind.plural} "{name}" not found{hint} `fleetctl get {kind.plural}` lists them'

@@ -24,10 +24,9 @@ from insight.simulated_macs import FleetNode
 from machinery import virtual_time
 from manifests.errors import ApplyError, ManifestErrors
 from manifests.load import LoadedObject, load_objects
-from manifests.suggestions import not_found_message
+from manifests.suggestions import did_you_mean
 from manifests.trees import Tree
 from models.hub.hub_settings import hub_endpoint_option, hub_settings
-from schemas.kinds import by_name
 from schemas.node import ModelGeometry
 
 _HELP = """Simulate a fleet with these manifests: where replicas are placed, and what happens when a node fails.
@@ -110,11 +109,10 @@ def simulate(
         scenario = Scenario(fleet=fleet, geometries={**described, **of_hubs}, loaded=folders)
         newcomers = [_parse_added_node(text, number) for number, text in enumerate(added, start=1)]
         names = [name for node in fleet.nodes for name in node.names()]
-        kind = by_name("Node")
-        assert kind is not None
         for name in failing:
             if name not in names:
-                raise FleetctlError(f"--fail: {not_found_message(kind, name, names)}")
+                hint = did_you_mean(name, names, "Its nodes are")
+                raise FleetctlError(f"--fail: the fleet has no node {name}. {hint}")
         if len(set(failing)) < len(failing):
             raise FleetctlError("--fail: a node can fail only once; name each node once")
         taken = [node.name for node in newcomers if node.name in names]

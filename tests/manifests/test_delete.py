@@ -80,13 +80,17 @@ async def test_an_object_that_is_being_deleted_does_not_use_a_pool(transport: Tr
 async def test_a_missing_object_is_reported_with_suggestions(transport: Transport) -> None:
     await applied(transport, deployment() + pool())
     for kind, name, message in (
-        ("ModelDeployment", "qwem", 'modeldeployments "qwem" not found; did you mean qwen?'),
-        ("NodePool", "zzz", 'nodepools "zzz" not found'),
-        ("ModelRoute", "zzz", 'modelroutes "zzz" not found'),
+        (
+            "ModelDeployment",
+            "qwem",
+            "; did you mean qwen? `fleetctl get modeldeployments` lists them",
+        ),
+        ("NodePool", "zzz", ". `fleetctl get nodepools` lists them"),
+        ("ModelRoute", "zzz", ". `fleetctl get modelroutes` lists them"),
     ):
         with pytest.raises(NotFoundError) as caught:
             await delete.delete(transport, kind, name, CLOCK)
-        assert str(caught.value) == message
+        assert str(caught.value) == f'{kind.lower()}s "{name}" not found{message}'
 
 
 @pytest.mark.parametrize("kind", ["Revision", "Endpoint", "Event", "Pod"])

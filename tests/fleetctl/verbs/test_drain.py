@@ -14,6 +14,7 @@ from store.etcd.connect import connect
 from store.port import Delete, Operation, Put, Transport
 from tests.support.fleet import Fleet
 from tests.support.fleetctl_manifests import put_replica
+from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.fleetctl_stream import streaming
 from tests.support.reconciler_agents import FakeAgent, put_lease, put_node
 from tests.support.world import GIB, PROOF, deployment
@@ -73,6 +74,15 @@ async def test_a_drain_writes_the_spec_and_waits(shared: Fleet, transport: Trans
     node = await objects.get(transport, Node, "from-1")
     assert node is not None
     assert (node.spec.unschedulable, node.spec.draining) == (False, False)
+
+
+async def test_an_unknown_node_is_answered_with_all_that_are_near() -> None:
+    fleet = MemoryFleet()
+    await fleet.store.commit([], [put_node(f"node-{number}") for number in (1, 2, 3)])
+    lists = "`fleetctl get nodes` lists them\n"
+    for name, hint in (("node-9", "; did you mean node-3 or node-2 or node-1?"), ("zzz", ".")):
+        done = await fleet.ctl("drain", name)
+        assert (done.code, done.err) == (1, f'error: nodes "{name}" not found{hint} {lists}')
 
 
 async def test_ctrl_c_ends_the_wait_but_not_the_drain(shared: Fleet, transport: Transport) -> None:

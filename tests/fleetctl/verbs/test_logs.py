@@ -172,7 +172,8 @@ async def test_an_unreachable_mac_does_not_hide_the_others(fleet: Fleet) -> None
     done = await logs(fleet, "-l", "app=chat", "--prefix")
     assert done.code == 1
     assert done.err == (
-        'error: replica/lost-0/rank-0: nodes "mac-9" not found; did you mean mac-1?\n'
+        'error: replica/lost-0/rank-0: nodes "mac-9" not found; did you mean mac-1? '
+        "`fleetctl get nodes` lists them\n"
     )
     assert done.out.count("no end of line\n") == 2
 
