@@ -1,6 +1,7 @@
 """Screens of logs, keys, Git, the map and time in a real browser."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from operator import itemgetter
@@ -19,6 +20,7 @@ from schemas.deployment import ModelDeployment
 from schemas.gitsource import Drift, DriftedField, GitSource, GitSourceSpec, GitSourceStatus
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import ModelReport, NodeLifeStatus
+from schemas.records import ReconcilerLease
 from schemas.replica import RankAssignment, Replica, ReplicaSpec
 from store import codec, keys
 from store.memory import MemoryTransport
@@ -319,6 +321,23 @@ def put_replica(of: ModelDeployment, number: int, created: datetime) -> Put:
 
 
 @pytest.mark.ci
+async def test_processes_are_listed_with_their_releases(browser: Browser) -> None:
+    store = MemoryTransport(CLOCK)
+    lease = ReconcilerLease(identity="mac-1/7 1.2.3", url="http://127.0.0.1:9")
+    key = keys.named(keys.RECONCILER_LEASE_PREFIX, "mac-1")
+    leader = Put(key=keys.ELECTION_RECONCILER, value=lease.identity.encode())
+    await store.commit([], [Put(key=key, value=codec.encode(lease)), leader])
+    async with (
+        running_dashboard(store) as dashboard,
+        open_page(browser, dashboard.url) as (page, _),
+    ):
+        await page.goto("/settings?tab=fleet")
+        row = page.locator("tr", has_text="reconciler/mac-1")
+        await expect(row.locator("td")).to_have_text(
+            ["reconciler/mac-1", re.compile("leads"), "http://127.0.0.1:9", "1.2.3", "log"]
+        )
+
+
 async def test_the_traffic_of_a_rollout_is_shown_by_version(browser: Browser) -> None:
     store = MemoryTransport(CLOCK)
     old, new = deployment(replicas=2), deployment(replicas=2, context_length=2048)
