@@ -60,7 +60,7 @@ export function PlacementSteps({ steps }) {
   return html`<ul class="plan-steps">
     ${steps.slice(0, MOST_SHOWN).map((step) => html`<li key=${step.replica + step.change} data-step=${step.replica}>
       <strong>${step.replica}</strong> <${Badge} tone=${step.refusal ? "bad" : step.change === "Ends" ? "idle" : "good"}>${step.refusal ? "unplaced" : WORDS[step.change]}<//>
-      ${step.from.length > 0 && html`${" "}from <${Names} kind="Node" names=${step.from} />`}${step.to.length > 0 && html`${" "}on <${Names} kind="Node" names=${step.to} />`}
+      ${placesOf(step).map(([word, names]) => names.length > 0 && html`${" "}${word} <${Names} kind="Node" names=${names} />`)}
       ${step.memory && html`${" "}<span class="quiet" title=${proofText(step.memory)}>${bytes(step.memory.totalBytes)}</span>`}
       ${reasonOf(step) && html`<span class="quiet"> ${reasonOf(step)}</span>`}
     </li>`)}
@@ -68,6 +68,8 @@ export function PlacementSteps({ steps }) {
   </ul>`;
 }
 
+/** Words and Macs: where a replica moves, is or was. */
+const placesOf = ({ from, to, refusal }) => (from.length && to.length && `${from}` !== `${to}` ? [["from", from], ["to", to]] : [[refusal ? "from" : "on", to.length ? to : from]]);
 const reasonOf = (step) => [step.refusal, step.reason, step.waitsFor, step.displaces && `displaces ${step.displaces.join(", ")}`].filter(Boolean).join("; ");
 
 /**

@@ -86,6 +86,33 @@ async def test_a_change_is_put_back_to_the_state_before_it(
         await expect(page.locator("main dl")).to_contain_text("1024 tokens")
 
 
+async def test_a_preview_says_where_each_replica_stays_moves_or_ends(
+    browser: Browser, running: RunningDashboard
+) -> None:
+    qwen = deployment(replicas=2)
+    template = template_hash(qwen)
+    puts = [
+        put_replica(qwen, ordinal, mac, template=template)
+        for ordinal, mac in enumerate(("mac-1", "mac-2"))
+    ]
+    await running.store.commit([], [codec.put_spec(qwen), codec.put_spec(revision(qwen, 1)), *puts])
+    for name in ("mac-2", "mac-3"):
+        body = {"name": name, "dryRun": True}
+        seen = await running.post("/api/v1/actions/cordon", body)
+        await running.post("/api/v1/actions/cordon", {"name": name, "version": seen["version"]})
+    async with open_page(browser, running.url) as (page, _):
+        await page.goto("/models/qwen")
+        await page.get_by_role("button", name="Restart").click()
+        dialog = page.get_by_role("dialog")
+        steps = [dialog.locator(f"[data-step=qwen-{ordinal}]") for ordinal in (0, 1)]
+        await expect(steps[0]).to_contain_text("replaced on mac-1")
+        await expect(steps[1]).to_contain_text("replaced from mac-2 to mac-1")
+        await dialog.get_by_role("button", name="Cancel").click()
+        await page.get_by_role("button", name="Scale").click()
+        await dialog.get_by_label("Replicas").fill("1")
+        await expect(steps[1]).to_contain_text("ends on mac-2")
+
+
 async def test_a_canary_is_a_line_of_steps(browser: Browser, running: RunningDashboard) -> None:
     steps = tuple(CanaryStep(weight=one) for one in (5, 25))
     trial = deployment(name="trial", rollout=Rollout(canary=Canary(steps=steps)))
