@@ -23,14 +23,14 @@ const OF_MAC = [
   ["Memory", bytes, undefined, [["memory_used_bytes", "used", "weights"], ["swap_used_bytes", "swap", "adapter"]]],
   ["Temperature", plain(" °C"), undefined, [["gpu_celsius", "GPU", "weights"], ["cpu_celsius", "CPU", "kv"]]],
   ["Power", plain(" W"), undefined, [["power_watts", "Power", "prefill"]]],
-  ["Output", plain(" tok/s"), undefined, [["output_tokens_per_second", "Output", "weights"]]],
+  ["Output of ended requests", plain(" tok/s"), undefined, [["output_tokens_per_second", "out", "weights"]]],
   ["Requests", plain("/s"), undefined, [["requests_per_second", "Requests", "kv"]]],
   ["Network", rate, undefined, [["network_received_bytes_per_second", "in", "weights"], ["network_sent_bytes_per_second", "out", "kv"]]],
   ["Disk", rate, undefined, [["disk_read_bytes_per_second", "read", "weights"], ["disk_written_bytes_per_second", "written", "kv"]]],
 ];
 
 const OF_MODEL = [
-  ["Output", plain(" tok/s"), undefined, [["output_tokens_per_second", "out", "weights"], ["prompt_tokens_per_second", "in", "kv"]]],
+  ["Tokens of ended requests", plain(" tok/s"), undefined, [["output_tokens_per_second", "out", "weights"], ["prompt_tokens_per_second", "in", "kv"]]],
   ["Requests", plain("/s"), undefined, [["requests_per_second", "Requests", "kv"]]],
   ["First token", span, undefined, [["first_token_p50", "p50", "weights"], ["first_token_p95", "p95", "prefill"]]],
   ["Request duration", span, undefined, [["latency_p50", "p50", "weights"], ["latency_p95", "p95", "prefill"]]],

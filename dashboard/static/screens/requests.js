@@ -15,7 +15,7 @@ const TYPING_MS = 150;
 const SERIES_MS = 10_000;
 const MOST_ENDED = 200;
 const SERIES = [
-  ["tokens_per_second", "Output", (value) => `${short(value)} tok/s`, "weights"],
+  ["tokens_per_second", "Output of ended requests", (value) => `${short(value)} tok/s`, "weights"],
   ["rps", "Requests", (value) => `${short(value)}/s`, "kv"],
   ["first_token", "First token", span, "prefill"],
   ["latency", "Latency", span, "draft"],
@@ -36,7 +36,7 @@ export function Requests(props) {
     <h1>Requests</h1>
     ${now && html`<div class="cards figures-row">
       <${Figure} title="In flight" value=${now.active} unit="requests" note=${`${now.queueDepth} waiting`} />
-      <${Figure} title="Output" value=${short(now.tokensPerSecond)} unit="tokens/s" note="mean of the last minute" />
+      <${Figure} title="Output" value=${short(now.tokensPerSecond)} unit="tokens/s" note="of requests that ended in the last minute" />
       <${Figure} title="Time to first token" value=${span(now.avgFirstTokenMs)} unit="" note="mean of the last minute" />
       <${Figure} title="Requests" value=${short(now.requests24h)} unit="in 24 h" note=${`${short(now.errors24h)} failed${brokenText(now)}`} />
       <${Figure} title="Tokens" value=${short(now.outputTokens24h)} unit="out in 24 h" note=${`${short(now.promptTokens24h)} in`} />
