@@ -187,7 +187,7 @@ export function Problems({ problems }) {
     ${worst.slice(0, MOST_PROBLEMS).map(
       (one) => html`<li key=${one.name} class=${one.tone} data-tone=${one.tone}>
         <p><strong>${pathOf(one.kind, one.object) ? html`<a href=${pathOf(one.kind, one.object)}><${Text} text=${one.title} /></a>` : html`<${Text} text=${one.title} />`}</strong>${one.since && html`<span class="quiet"> since ${age(one.since)}</span>`}</p>
-        ${one.cause && html`<p class="clamped"><${Text} text=${one.cause} /></p>`}
+        ${one.cause && html`<p><${Text} text=${one.cause} /></p>`}
         ${one.remedy && html`<p class="cure"><${Text} text=${one.remedy} /></p>`}
         ${!one.remedy.includes(`\`${one.command}\``) && html`<${Command} text=${one.command} />`}
         ${one.conditions.length + one.affected.length > 1 && html`<details><summary>What follows from it</summary><p class="quiet">${[...one.affected, ...one.conditions].map((name) => html`<code key=${name}>${name}</code> `)}</p></details>`}

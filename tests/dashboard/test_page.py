@@ -248,7 +248,9 @@ async def test_a_phone_has_the_whole_overview_with_two_broken_models(browser: Br
     store = MemoryTransport(CLOCK)
     leader = Put(key=keys.ELECTION_RECONCILER, value=b"mac-0/7 1.0")
     await store.commit([], [leader, *mac("mac-0"), *mac("mac-1"), *mac("mac-2")])
-    why = "0/3 nodes fit: 3 too small even when empty (need 900 GiB, the largest has 64 GiB)"
+    parts = "weights 810 GiB, KV cache 64.0 GiB, prefill 25.3 GiB, process 768 MiB"
+    macs = ", ".join(f"mac-{number} has 64.0 GiB for models" for number in range(3))
+    why = f"0/3 nodes fit: 3 too small even when empty (need 900 GiB: {parts}; {macs})"
     refused = [
         Condition(type=type_, status=ConditionStatus.FALSE, reason="Unschedulable", message=why)
         for type_ in ("Available", "Placed")
@@ -265,6 +267,10 @@ async def test_a_phone_has_the_whole_overview_with_two_broken_models(browser: Br
         await page.goto("/")
         await expect(page.locator("h1")).to_contain_text("2 of 2 models do not answer")
         await expect(page.locator(".problems > li")).to_have_count(2)
+        texts = page.locator(".problems p")
+        assert not await texts.evaluate_all(
+            "all => all.filter((p) => p.scrollHeight > p.clientHeight).length"
+        )
         await expect(page.locator(".drawing")).to_be_visible()
         assert await page.evaluate("document.documentElement.scrollHeight") <= 2_500
         await page.get_by_role("button", name="More").click()
