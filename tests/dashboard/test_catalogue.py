@@ -115,6 +115,24 @@ async def test_a_model_is_found_previewed_and_run(browser: Browser) -> None:
 
 @needs_browser
 @pytest.mark.browser
+async def test_a_wide_window_has_each_name_on_one_line(browser: Browser) -> None:
+    store = MemoryTransport(CLOCK)
+    await put_fleet(store)
+    async with running_dashboard(store) as running, open_page(browser, running.url) as (page, _):
+        await page.set_viewport_size({"width": 1280, "height": 800})
+        await page.goto("/run")
+        await page.get_by_label("Also what does not fit").check()
+        await page.get_by_role("button", name="Show all").click()
+        heights = await page.locator("td strong").evaluate_all(
+            "all => all.filter((e) => e.textContent.length < 34).map((e) => e.offsetHeight)"
+        )
+        assert len(heights) > 100
+        assert max(heights) < 1.5 * min(heights)
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 1280
+
+
+@needs_browser
+@pytest.mark.browser
 async def test_a_dashboard_that_only_reads_shows_the_command(browser: Browser) -> None:
     store = MemoryTransport(CLOCK)
     await put_fleet(store)

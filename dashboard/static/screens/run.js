@@ -55,7 +55,7 @@ function Catalogue({ store, rows, date }) {
   const fitting = rows.filter((row) => row.variants.length > 0).length;
   if (!rows.length) return html`<p class="empty">No Mac has joined, so nothing can be compared. <a href="/macs?tab=add">Add a Mac</a></p>`;
   return html`
-    <p class="quiet">${fitting} of ${count(rows.length, "model")} of the catalogue of ${date} fit beside what runs. Speeds are upper bounds for one request, by memory bandwidth.</p>
+    <p class="quiet">${fitting} of ${count(rows.length, "model")} of the catalogue of <span class="name">${date}</span> fit beside what runs. Speeds are upper bounds for one request, by memory bandwidth.</p>
     <p><${Filter} value=${text} onInput=${setText} label="Words: qwen, tools, image, mit" />
       <label class="check"><input type="checkbox" checked=${isAll} onChange=${(event) => setAll(event.target.checked)} /> Also what does not fit</label></p>
     <${Table} caption="Models of the catalogue" columns=${columns(store)} rows=${isWhole ? shown : shown.slice(0, FIRST_ROWS)} empty="No model matches." />
@@ -83,12 +83,12 @@ const abilities = ({ inputs, toolFormat, reasons, task }) => [task === "Generate
 function columns(store) {
   const deployed = new Map(store.rows("models").flatMap((model) => model.servedNames.map((name) => [name, model.name])));
   return [
-    ["Model", (row) => html`<strong>${row.name}</strong><br /><span class="quiet">${parametersText(row.about)}</span>`],
+    ["Model", (row) => html`<strong class="name">${row.name}</strong><br /><span class="quiet">${parametersText(row.about)}</span>`],
     ["Abilities", (row) => abilities(row.about)], ["Quality", (row) => qualityText(row.about)],
-    ["On disk", (row) => row.about.bytes, bytes], ["Memory", (row) => row.about.memoryBytes, bytes],
+    ["Memory", (row) => html`${bytes(row.about.memoryBytes)}<br /><span class="quiet">${bytes(row.about.bytes)} on disk</span>`, "number"],
     ["Fits on", (row) => (row.variants.length ? html`<${Names} names=${row.about.fits.map((fit) => fit.mac)} />` : html`<span class="quiet">${row.refusal?.message ?? "no Mac"}</span>`), "wide"],
     ["Speed", (row) => (row.variants.length ? speedText(row.about) : "-"), "figure"],
-    ["Licence", (row) => row.about.license],
+    ["Licence", (row) => row.about.license, "names"],
     ["Run", (row) => html`<${RunLink} row=${row} deployed=${deployed} />`],
   ];
 }
