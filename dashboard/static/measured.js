@@ -17,42 +17,45 @@ const STEPS = new Map([
   ...[bytes, rate].map((format) => [format, Array.from({ length: 50 }, (_, power) => 2 ** power)]),
   [whole, [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000]],
 ]);
-/** Title, format, fixed top, and the lines: metric, title and colour. */
-const OF_MAC = [
-  ["Load", percent, 1, [["gpu_ratio", "GPU", "weights"], ["cpu_ratio", "CPU", "kv"]]],
-  ["Memory", bytes, undefined, [["memory_used_bytes", "used", "weights"], ["swap_used_bytes", "swap", "adapter"]]],
-  ["Temperature", plain(" °C"), undefined, [["gpu_celsius", "GPU", "weights"], ["cpu_celsius", "CPU", "kv"]]],
-  ["Power", plain(" W"), undefined, [["power_watts", "Power", "prefill"]]],
-  ["Output of ended requests", plain(" tok/s"), undefined, [["output_tokens_per_second", "out", "weights"]]],
-  ["Requests", plain("/s"), undefined, [["requests_per_second", "Requests", "kv"]]],
-  ["Network", rate, undefined, [["network_received_bytes_per_second", "in", "weights"], ["network_sent_bytes_per_second", "out", "kv"]]],
-  ["Disk", rate, undefined, [["disk_read_bytes_per_second", "read", "weights"], ["disk_written_bytes_per_second", "written", "kv"]]],
+/** Of each kind of subject: title, format, and the lines: metric, title and colour. A share has a fixed top. */
+const TRAFFIC = [
+  ["Tokens of ended requests", plain(" tok/s"), [["output_tokens_per_second", "out", "weights"], ["prompt_tokens_per_second", "in", "kv"]]],
+  ["Requests", plain("/s"), [["requests_per_second", "Requests", "kv"]]],
+  ["First token", span, [["first_token_p50", "p50", "weights"], ["first_token_p95", "p95", "prefill"]]],
+  ["Request duration", span, [["latency_p50", "p50", "weights"], ["latency_p95", "p95", "prefill"]]],
+  ["In flight", whole, [["active", "at engines", "weights"], ["waiting", "waiting", "prefill"]]],
+  ["Errors", percent, [["error_ratio", "Errors", "adapter"]]],
 ];
-
-const OF_MODEL = [
-  ["Tokens of ended requests", plain(" tok/s"), undefined, [["output_tokens_per_second", "out", "weights"], ["prompt_tokens_per_second", "in", "kv"]]],
-  ["Requests", plain("/s"), undefined, [["requests_per_second", "Requests", "kv"]]],
-  ["First token", span, undefined, [["first_token_p50", "p50", "weights"], ["first_token_p95", "p95", "prefill"]]],
-  ["Request duration", span, undefined, [["latency_p50", "p50", "weights"], ["latency_p95", "p95", "prefill"]]],
-  ["In flight", whole, undefined, [["active", "at engines", "weights"], ["waiting", "waiting", "prefill"]]],
-  ["Replicas", whole, undefined, [["desired", "wanted", "process"], ["ready", "ready", "weights"]]],
-];
+const CHARTS = {
+  fleet: TRAFFIC,
+  model: [...TRAFFIC, ["Replicas", whole, [["desired", "wanted", "process"], ["ready", "ready", "weights"]]]],
+  node: [
+    ["Load", percent, [["gpu_ratio", "GPU", "weights"], ["cpu_ratio", "CPU", "kv"]]],
+    ["Memory", bytes, [["memory_used_bytes", "used", "weights"], ["swap_used_bytes", "swap", "adapter"]]],
+    ["Temperature", plain(" °C"), [["gpu_celsius", "GPU", "weights"], ["cpu_celsius", "CPU", "kv"]]],
+    ["Power", plain(" W"), [["power_watts", "Power", "prefill"]]],
+    ["Output of ended requests", plain(" tok/s"), [["output_tokens_per_second", "out", "weights"]]],
+    ["Requests", plain("/s"), [["requests_per_second", "Requests", "kv"]]],
+    ["Network", rate, [["network_received_bytes_per_second", "in", "weights"], ["network_sent_bytes_per_second", "out", "kv"]]],
+    ["Disk", rate, [["disk_read_bytes_per_second", "read", "weights"], ["disk_written_bytes_per_second", "written", "kv"]]],
+  ],
+};
 const MACMON = html`<a href="https://github.com/vladkens/macmon" rel="noreferrer" target="_blank">macmon</a> on the Mac measures temperature, power and the GPU.`;
 
-export const MacCharts = ({ name, at }) => html`<${SubjectCharts} subject=${`node/${name}`} charts=${OF_MAC} at=${at} hint=${MACMON} />`;
-export const ModelCharts = ({ name, at }) => html`<${SubjectCharts} subject=${`model/${name}`} charts=${OF_MODEL} at=${at} hint="" />`;
-
-function SubjectCharts({ subject, charts, at, hint }) {
+/** The charts of a subject: fleet, node/NAME or model/NAME. */
+export function SubjectCharts({ subject, at }) {
   const [range, setRange] = useState(RANGES[0]);
+  const [kind] = subject.split("/");
+  const charts = CHARTS[kind];
   const read = () => {
-    const metrics = charts.flatMap(([, , , lines]) => lines.map(([metric]) => metric)).join(",");
-    const hours = Number.parseInt(range, 10);
-    const times = at ? `from=${new Date(Date.parse(at) - hours * 3_600_000).toISOString()}&to=${at}` : `from=${range}`;
-    return getJson(`/api/v1/series?subject=${encodeURIComponent(subject)}&metric=${metrics}&${times}`);
+    const metric = charts.flatMap(([, , lines]) => lines.map(([name]) => name)).join(",");
+    const from = at ? new Date(Date.parse(at) - Number.parseInt(range, 10) * 3_600_000).toISOString() : range;
+    return getJson(`/api/v1/series?${new URLSearchParams({ subject, metric, from, to: at || "now" })}`);
   };
   const [found, problem] = useRead(read, [subject, range, at], READ_MS);
-  const isMeasured = (lines) => lines.some(([metric]) => found.metrics[metric].mean.some((value) => value !== null));
-  const missing = found ? charts.filter(([, , , lines]) => !isMeasured(lines)).map(([title]) => title.toLowerCase()) : [];
+  const isMeasured = ([, , lines]) => lines.some(([metric]) => found.metrics[metric].mean.some((value) => value !== null));
+  const measured = found ? charts.filter(isMeasured) : [];
+  const missing = found ? charts.filter((chart) => !measured.includes(chart)).map(([title]) => title.toLowerCase()) : [];
   const count = Object.values(found?.metrics ?? {})[0]?.mean.length ?? 0;
   const begin = found ? Date.parse(found.from) / 1000 : 0;
   const times = Array.from({ length: count }, (_, step) => begin + step * found.stepSeconds);
@@ -61,9 +64,10 @@ function SubjectCharts({ subject, charts, at, hint }) {
       <${Segments} label="Range" value=${range} choices=${RANGES} onChange=${setRange} />
     </div>
     ${problem && html`<p class="quiet">${problem}</p>`}
-    ${found && html`<div class="charts">${charts.filter(([, , , lines]) => isMeasured(lines)).map(([title, format, top, lines]) => html`<${Chart} steps=${STEPS.get(format)} key=${`${title} ${range}`} title=${title} times=${times} format=${format} top=${top} group=${subject}
-      lines=${lines.map(([metric, line, kind]) => ({ title: line, kind, values: found.metrics[metric].mean }))} />`)}</div>`}
-    ${found && missing.length > 0 && html`<p class="quiet">Not measured: ${missing.join(", ")}. ${hint}</p>`}
+    <div class="charts">${measured.map(([title, format, lines]) => html`<${Chart} key=${`${title} ${range}`} title=${title} times=${times} format=${format}
+      steps=${STEPS.get(format)} top=${title === "Load" ? 1 : undefined} group=${subject}
+      lines=${lines.map(([metric, line, kind]) => ({ title: line, kind, values: found.metrics[metric].mean }))} />`)}</div>
+    ${missing.length > 0 && html`<p class="quiet">Not measured: ${missing.join(", ")}. ${kind === "node" && MACMON}</p>`}
   </section>`;
 }
 

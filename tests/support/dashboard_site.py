@@ -3,6 +3,8 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from playwright.async_api import Browser, Page
@@ -78,8 +80,9 @@ async def running_site() -> AsyncIterator[Site]:
     ):
         await World(store).serve("qwen", engine)
         await gateway.knows("qwen", ready=1)
-        async with running_dashboard(store) as dashboard:
-            yield Site(store, dashboard, gateway, engine)
+        with TemporaryDirectory() as state:
+            async with running_dashboard(store, state_dir=Path(state)) as dashboard:
+                yield Site(store, dashboard, gateway, engine)
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ const FleetPicture = lazy(() => import("../picture.js"), "FleetPicture");
 const Actions = lazy(() => import("../actions.js"), "Actions");
 const Energy = lazy(() => import("../measured.js"), "Energy");
 const Usage = lazy(() => import("../measured.js"), "Usage");
-const MacCharts = lazy(() => import("../measured.js"), "MacCharts");
+const SubjectCharts = lazy(() => import("../measured.js"), "SubjectCharts");
 
 const TABS = [
   ["", "Table", "viewer", MacTable],
@@ -71,7 +71,7 @@ export function Mac({ store, name, row: mac }) {
       ${!store.at && html`<dt>Energy</dt><dd><${Energy} subject=${`node/${name}`} /></dd>`}
       <dt>Address</dt><dd>${mac.address ?? "-"} (${mac.hostname ?? "-"})</dd>
     </dl>
-    <${MacCharts} name=${name} at=${store.at} />
+    <${SubjectCharts} subject=${`node/${name}`} at=${store.at} />
     <h2>Replicas</h2>
     <${Table} caption="Replicas" columns=${REPLICAS} rows=${replicas} empty="No replica is placed here." /><//>`;
 }

@@ -7,10 +7,10 @@ import { ObjectPage } from "./object.js";
 
 const Actions = lazy(() => import("../actions.js"), "Actions");
 const LogTail = lazy(() => import("./logs.js"), "LogTail");
-const ModelCharts = lazy(() => import("../measured.js"), "ModelCharts");
 const Energy = lazy(() => import("../measured.js"), "Energy");
 const Objectives = lazy(() => import("../measured.js"), "Objectives");
 const RolloutTree = lazy(() => import("../revisions.js"), "RolloutTree");
+const SubjectCharts = lazy(() => import("../measured.js"), "SubjectCharts");
 const Usage = lazy(() => import("../measured.js"), "Usage");
 const VersionTraffic = lazy(() => import("../revisions.js"), "VersionTraffic");
 const WhyPending = lazy(() => import("../placement.js"), "WhyPending");
@@ -68,7 +68,7 @@ export function Model({ store, name, row: model, query }) {
     <${RolloutTree} store=${store} model=${model} replicas=${replicas} />
     ${!store.at && html`<${Objectives} name=${name} />`}
     ${!store.at && new Set(replicas.map((one) => one.template)).size > 1 && html`<${VersionTraffic} name=${name} servedNames=${model.servedNames} replicas=${replicas} />`}
-    <${ModelCharts} name=${name} at=${store.at} />
+    <${SubjectCharts} subject=${`model/${name}`} at=${store.at} />
     ${!store.at && html`<${Details} summary="Log of a replica"><${LogTail} replicas=${replicas} /><//>`}<//>`;
 }
 

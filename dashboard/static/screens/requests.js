@@ -1,9 +1,9 @@
 /** Requests at all gateways: those under way, those that ended with a waterfall of each, and the figures of the last hour. */
 
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
-import { Chart } from "../charts.js";
 import { clock, count, short, span } from "../format.js";
 import { getJson, postJson } from "../fleet_store.js";
+import { SubjectCharts } from "../measured.js";
 import { Badge, Command, Figure, Select, Table, Tabs, useRead, useRested, useTicks } from "../parts.js";
 import { note } from "../router.js";
 import { Prefill, Waterfall } from "../request_trace.js";
@@ -12,19 +12,11 @@ import { brokenText } from "./overview.js";
 const AGE_MS = 1_000;
 const ENDED_MS = 3_000;
 const TYPING_MS = 150;
-const SERIES_MS = 10_000;
 const MOST_ENDED = 200;
-const SERIES = [
-  ["tokens_per_second", "Output of ended requests", (value) => `${short(value)} tok/s`, "weights"],
-  ["rps", "Requests", (value) => `${short(value)}/s`, "kv"],
-  ["first_token", "First token", span, "prefill"],
-  ["latency", "Latency", span, "draft"],
-  ["error_rate", "Errors", (value) => `${short(100 * value)} %`, "adapter"],
-];
 const TABS = [
   ["", "Live", "viewer", Live],
   ["ended", "Ended", "viewer", Ended],
-  ["metrics", "Metrics", "viewer", Charts],
+  ["metrics", "Metrics", "viewer", ({ store }) => html`<${SubjectCharts} subject="fleet" at=${store.at} />`],
 ];
 const BUSY_QUEUE = 0.5;
 const FULL_QUEUE = 0.8;
@@ -36,7 +28,7 @@ export function Requests(props) {
     <h1>Requests</h1>
     ${now && html`<div class="cards figures-row">
       <${Figure} title="In flight" value=${now.active} unit="requests" note=${`${now.queueDepth} waiting`} />
-      <${Figure} title="Output" value=${short(now.tokensPerSecond)} unit="tokens/s" note="of requests that ended in the last minute" />
+      <${Figure} title="Output" value=${short(now.tokensPerSecond)} unit="tokens/s" note="mean of the last minute" />
       <${Figure} title="Time to first token" value=${span(now.avgFirstTokenMs)} unit="" note="mean of the last minute" />
       <${Figure} title="Requests" value=${short(now.requests24h)} unit="in 24 h" note=${`${short(now.errors24h)} failed${brokenText(now)}`} />
       <${Figure} title="Tokens" value=${short(now.outputTokens24h)} unit="out in 24 h" note=${`${short(now.promptTokens24h)} in`} />
@@ -135,14 +127,3 @@ function Ended({ store, query: address }) {
 }
 
 const endOf = (one) => Date.parse(one.time) + one.latencyMs;
-
-function Charts() {
-  const [found, problem] = useRead(readSeries, [], SERIES_MS);
-  if (!found) return html`<p class="quiet">${problem || "Loading…"}</p>`;
-  return html`<section aria-label="The last hour"><div class="charts">
-    ${SERIES.map(([metric, title, format, kind], at) => html`<${Chart} key=${metric} title=${title} format=${format} group="requests"
-      times=${found[at].points.map((one) => one.timestamp / 1000)} lines=${[{ title, kind, values: found[at].points.map((one) => one.value) }]} />`)}
-  </div></section>`;
-}
-
-const readSeries = () => Promise.all(SERIES.map(([metric]) => getJson(`/api/dashboard/metrics/timeseries?metric=${metric}&duration=1h`)));
