@@ -36,7 +36,7 @@ PLACES: Final = {
 SCREENS: Final = PLACES | {
     "model": "/models/qwen-coder",
     "why": "/models/long?why",
-    "preview": "/run?repo=mlx-community/Qwen3-30B-A3B-4bit",
+    "preview": "/try?repo=mlx-community/Qwen3-30B-A3B-4bit",
     "picture": "/macs?tab=picture",
     "groups": "/macs?tab=groups",
     "add": "/macs?tab=add",

@@ -97,11 +97,13 @@ async def test_a_model_is_found_previewed_and_run(browser: Browser) -> None:
         await expect(page.locator("tbody tr")).to_have_count(2)
         await check_access(page)
         await row.get_by_role("link", name="Run Llama-3.2-3B-Instruct").click()
-        await expect(page.locator("[data-plan]")).to_contain_text("It would run on mac-")
+        step = page.locator("[data-step='llama-3.2-3b-instruct-8bit-0']")
+        await expect(step).to_contain_text("new on mac-")
         await expect(page.locator('.drawing a[aria-label*="llama-3.2-3b"]')).to_have_count(1)
         await expect(page.locator(".command code")).to_contain_text("fleetctl run mlx-community/")
         await check_access(page)
-        await page.get_by_role("button", name="Run it").click()
+        await page.get_by_role("button", name="Apply these changes").click()
+        await page.locator("[data-done]").get_by_role("link").click()
         await expect(page.locator("h1")).to_contain_text("llama-3.2-3b-instruct")
         (name,) = {one.name for one in await objects.list_all(store, ModelDeployment)} - {
             "qwen",
@@ -142,4 +144,4 @@ async def test_a_dashboard_that_only_reads_shows_the_command(browser: Browser) -
         await page.get_by_role("button", name="Preview").click()
         await expect(page.locator("main")).to_contain_text("started without --allow-writes")
         await expect(page.locator(".command code")).to_have_text(f"fleetctl run {REPO}")
-        await expect(page.get_by_role("button", name="Run it")).to_have_count(0)
+        await expect(page.get_by_role("button", name="Apply these changes")).to_have_count(0)

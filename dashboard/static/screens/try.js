@@ -11,16 +11,20 @@ import { note } from "../router.js";
 
 const WAIT_MS = 300;
 const MOST_SHOWN = 60;
-const MAX_CODE = 6_000; // characters of a text in the address
-const EXAMPLE = `apiVersion: fleet/v1alpha1
+const MAX_CODE = 12_000; // characters of a text in the address
+const manifestOf = (name, model) => `apiVersion: fleet/v1alpha1
 kind: ModelDeployment
 metadata:
-  name: my-model
+  name: ${name}
 spec:
   model:
-    path: my-model
+    ${model}
   replicas: 1
 `;
+const EXAMPLE = manifestOf("my-model", "path: my-model");
+/** The name of a repository's deployment, as `fleetctl run` chooses it. */
+const nameOf = (repo) => repo.split("/").at(-1).toLowerCase().replace(/[^a-z0-9.]+/g, "-").replace(/^[-.]+|[-.]+$/g, "").slice(0, 100) || "model";
+const manifestOfRepo = (repo) => manifestOf(nameOf(repo), `hub:\n      repo: ${repo}`);
 const doubling = { of: Math.log2, value: (at) => 2 ** at };
 const plain = { of: (value) => value, value: (at) => at };
 /** Sliders: name in the address, title, path in the manifest, column of the view `models`, usual value, range, unit. */
@@ -52,15 +56,16 @@ export function Try({ store, query }) {
 
   useEffect(() => {
     let isOver = false;
-    const code = isLoaded ? null : new URLSearchParams(location.hash.slice(1)).get("yaml");
+    const repo = query.get("repo")?.trim();
+    const own = isLoaded ? "" : new URLSearchParams(location.hash.slice(1)).get("yaml") || (repo && manifestOfRepo(repo));
     const path = `/api/v1/objects/${encodeURIComponent(subject.kind)}/${encodeURIComponent(subject.name)}?form=manifest`;
-    const read = async () => [code && (await unpacked(code)), subject.name ? (await getJson(path)).yaml : ""];
-    const show = ([own, yaml]) => {
+    const read = async () => (subject.name ? (await getJson(path)).yaml : "");
+    const show = (yaml) => {
       setBase(yaml);
       if (own || yaml) setText(own || withFields(yaml, fields));
       setProblem("");
     };
-    read().then((texts) => isOver || show(texts), (error) => isOver || setProblem(error.message)).then(() => isOver || setLoaded(true));
+    read().then((yaml) => isOver || show(yaml), (error) => isOver || setProblem(error.message)).then(() => isOver || setLoaded(true));
     return () => void (isOver = true);
   }, [subject]);
 
@@ -101,7 +106,7 @@ export function Try({ store, query }) {
         ${!answer && !problem && !failure && html`<p class="quiet">Choose a model, write a manifest, or take Macs away. The planner answers as you type, and nothing is written before you say so.</p>`}
         ${answer?.errors.length > 0 && html`<${ManifestErrors} errors=${answer.errors} onPick=${(error) => select(editor.current, error)} />`}
         ${answer && !answer.errors.length && html`<${Outcome} store=${store} answer=${answer}>
-          <${Write} store=${store} changes=${answer.changes} command=${commandOf(subject, fields, text === withFields(base, fields))} reason=${reason} onReason=${setReason} onApply=${apply}
+          <${Write} store=${store} changes=${answer.changes} command=${commandOf(subject, fields, text, base)} reason=${reason} onReason=${setReason} onApply=${apply}
             isSupposed=${lost.length > 0 || added.count > 0} /><//>`}
       </section>
     </div>
@@ -112,8 +117,10 @@ function withFields(text, fields) {
   return SLIDERS.filter(([name]) => name in fields).reduce((now, [name, , path]) => withField(now, path, fields[name] === FULL_BITS && name === "kvBits" ? null : fields[name]) ?? now, text);
 }
 
-function commandOf({ name }, fields, isOnlyFields) {
-  const isScale = isOnlyFields && Object.keys(fields).join() === "replicas";
+function commandOf({ name }, fields, text, base) {
+  const repo = fieldOf(text, ["spec", "model", "hub", "repo"]);
+  if (repo && text === manifestOfRepo(repo)) return `fleetctl run ${repo}`;
+  const isScale = text === withFields(base, fields) && Object.keys(fields).join() === "replicas";
   return isScale ? `fleetctl scale md/${name} --replicas=${fields.replicas}` : "fleetctl apply -f manifest.yaml";
 }
 
@@ -187,12 +194,12 @@ function withoutChanges({ memory, waiting = [] }) {
 /** The button that applies the objects, or why there is none, and the command. */
 function Write({ store, changes, command, reason, onReason, onApply, isSupposed }) {
   if (!changes.some((change) => change.diff)) return changes.length > 0 && html`<p><${Badge} tone="good">no object would change<//></p>`;
-  if (store.mayWrite("admin")) {
-    return html`<p class="row"><label>Reason <input class="long" maxlength="500" value=${reason} placeholder="for the record" onInput=${(event) => onReason(event.target.value)} /></label>
-      <button type="submit" onClick=${onApply}>Apply these changes</button>
-      ${isSupposed && html`<span class="quiet">The objects are written; the Macs stay as they are.</span>`}</p>`;
-  }
-  return html`<p class="quiet">${whyReadOnly(store)} The command does the same:</p><${Command} text=${command} />`;
+  return html`${store.mayWrite("admin")
+      ? html`<p class="row"><label>Reason <input class="long" maxlength="500" value=${reason} placeholder="for the record" onInput=${(event) => onReason(event.target.value)} /></label>
+        <button type="submit" onClick=${onApply}>Apply these changes</button>
+        ${isSupposed && html`<span class="quiet">The objects are written; the Macs stay as they are.</span>`}</p>`
+      : html`<p class="quiet">${whyReadOnly(store)} The command does the same:</p>`}
+    <${Command} text=${command} />`;
 }
 
 /** A text area with line numbers; lines with errors are marked. */
@@ -225,36 +232,15 @@ function select(area, { line, column }) {
 
 /** Keep the change in the address, so that a link and a reload lead to it; returns what does not fit there. */
 function useAddress({ subject, fields, lost, added, text, isFree }, isLoaded) {
-  const [problem, setProblem] = useState("");
   const { count, chip, memory } = added;
+  const code = isFree && text.trim() ? `#${new URLSearchParams({ yaml: text })}` : "";
+  const fits = code.length <= MAX_CODE;
   useEffect(() => {
     if (!isLoaded) return undefined;
-    const timer = setTimeout(async () => {
-      const code = isFree && text.trim() ? await packed(text) : "";
-      const fits = code.length <= MAX_CODE;
-      setProblem(fits ? "" : "The text is too long for the address: a link or a reload leads to this page without it.");
-      if (!location.pathname.startsWith("/try")) return; // another screen is shown by now
-      const numbers = Object.fromEntries(SLIDERS.map(([name]) => [name, isFree ? "" : String(fields[name] ?? "")]));
-      note({ ...subject, lost, add: count, chip: count && chip, memory: count && memory, ...numbers }, code && fits ? `#yaml=${code}` : "");
-    }, WAIT_MS);
+    const numbers = Object.fromEntries(SLIDERS.map(([name]) => [name, isFree ? "" : String(fields[name] ?? "")]));
+    const values = { ...subject, repo: "", lost, add: count, chip: count && chip, memory: count && memory, ...numbers };
+    const timer = setTimeout(() => note(values, fits ? code : ""), WAIT_MS);
     return () => clearTimeout(timer);
-  }, [JSON.stringify([subject, fields, lost, added, text, isFree]), isLoaded]);
-  return problem;
-}
-
-async function packed(text) {
-  const stream = new Blob([text]).stream().pipeThrough(new CompressionStream("deflate-raw"));
-  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
-  return btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join("")).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
-}
-
-/** Return the text of a part of an address; throws if it is none, or longer than any that the page makes. */
-async function unpacked(code) {
-  try {
-    if (code.length > MAX_CODE) throw new RangeError(code.length);
-    const bytes = Uint8Array.from(atob(code.replaceAll("-", "+").replaceAll("_", "/")), (letter) => letter.charCodeAt(0));
-    return await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"))).text();
-  } catch {
-    throw new Error("The change in the address cannot be read. Ask for the link again.");
-  }
+  }, [JSON.stringify([subject, fields, lost, added, code]), isLoaded]);
+  return fits ? "" : "The text is too long for the address: a link or a reload leads to this page without it.";
 }
