@@ -14,7 +14,7 @@ export function Login({ store }) {
     try {
       await postJson("/login", { key });
       setKey("");
-      store.connectLater();
+      store.connect();
     } catch (error) {
       setProblem(error.message);
     }

@@ -7,19 +7,17 @@
 
 const VIEWS = ["macs", "models", "replicas", "groups", "gitSources", "gateways", "reconcilers", "dashboards", "conditions", "problems", "events", "figures", "traffic", "inFlight", "ended", "changes", "joinRequests"];
 const HIDDEN_MS = 5_000;
-const HINT_MS = 4_000; // the server sends something every 2 s
-const SILENT_MS = 10_000;
+const SILENT_MS = 10_000; // the server sends something every 2 s
 const ANSWER_MS = 30_000; // for one answer; a request that hangs would hold the page up for ever
 const FIRST_PAUSE_MS = 500;
 const LAST_PAUSE_MS = 10_000;
 const POLL_MS = 5_000;
-const MAX_EVENTS = 500;
 const ROLES = ["user", "viewer", "operator", "admin"];
 
 /** @typedef {Record<string, any>} Row */
 
 export class FleetStore {
-  /** Rows of each view by name. @type {Record<string, Map<string, Row>>} */
+  /** Rows of each view by name, and in the order of the names. @type {Record<string, Map<string, Row>>} */
   views = emptyViews();
   summary = null; // counts and the sentence about the fleet's health
   me = { name: "", role: "viewer", canWrite: false }; // this session, and whether the dashboard may change the fleet
@@ -34,8 +32,6 @@ export class FleetStore {
   page = ""; // the version of the page's files when it was opened
   isOldPage = false; // the server has another one now
   isLoading = true; // until the rows of the screen have arrived
-  _openedAt = 0; // time at which the stream was opened last: each try has its time, however long the one before was silent
-  _orders = new WeakMap(); // names of the rows of views in order, until there are others
   _query = "";
   _id = "";
   _pauseMs = FIRST_PAUSE_MS;
@@ -52,10 +48,7 @@ export class FleetStore {
 
   /** @returns {Row[]} the rows of a view, by name */
   rows(view) {
-    const rows = this.views[view];
-    let order = this._orders.get(rows);
-    if (!order) this._orders.set(rows, (order = [...rows.keys()].sort()));
-    return order.map((name) => rows.get(name));
+    return [...this.views[view].values()];
   }
 
   /** @returns {Row[]} the rows of conditions or events of an object */
@@ -77,9 +70,7 @@ export class FleetStore {
     this.views = emptyViews();
     if (isFirst || this.state === "login") return;
     this._id = "";
-    if (this.at) void this._readPast();
-    else if (this.isPolling) void this._read().catch((error) => this._fail("lost", error.message));
-    else if (this.may("viewer")) this._follow();
+    this._go();
   }
 
   /** Take what came with the page's document: who this session is, and the state of the screen that is shown first. */
@@ -88,7 +79,7 @@ export class FleetStore {
     if (me) this.me = me;
     if (!state || this.at || queryOf(view) !== this._query) return;
     this._replace(state);
-    this._id = state.id;
+    this._id = state.id ?? "";
   }
 
   may(role) {
@@ -102,29 +93,34 @@ export class FleetStore {
   /** Begin, and go on for the life of the page. */
   start() {
     document.addEventListener("visibilitychange", () => {
-      clearTimeout(this._timer);
       if (document.hidden) this._after(HIDDEN_MS, () => this._close());
-      else if (!this._source && !this.at) {
+      else if (this._source) this._expect();
+      else if (!this.at) {
         if (this.state === "live") this.state = "connecting";
         this.connect();
       }
     });
-    setInterval(() => this._watch(), 1_000);
     this.connect();
   }
 
   /** Follow the state; again after an error, with a pause that doubles. */
   async connect() {
     this.isPolling = false;
-    this._end();
+    this._close();
     try {
-      if (!this._id) await this._identify();
-      if (!this.may("viewer")) return;
-      if (this.at) await this._readPast();
-      else this._follow();
+      // A stream also ends with its session: then this answer says why.
+      if (!this._id || this.state === "lost") this.me = await getJson("/api/v1/me");
+      this._go();
     } catch (error) {
       this._fail(error.status === 401 || error.status === 403 ? "login" : "lost", error.message);
     }
+  }
+
+  _go() {
+    if (!this.may("viewer")) this._live(); // chat and the own key need no state of the fleet
+    else if (this.at) void this._readPast();
+    else if (this.isPolling) void this._poll();
+    else this._follow();
   }
 
   async logOut() {
@@ -133,66 +129,50 @@ export class FleetStore {
       this._close();
       this._fail("login", "");
       this.endReason = "You have logged out.";
-      this._id = "";
     } catch (error) {
       this._fail("lost", error.message);
     }
   }
 
   /** Show the fleet as it was at a moment; "" for now. */
-  async goTo(at) {
+  goTo(at) {
     if (at === this.at) return;
-    this.at = at;
-    this._id = "";
-    this.problem = "";
-    this._end();
-    this.state = at ? "past" : "connecting";
-    await (at ? this._readPast() : this.connect());
+    this._close();
+    Object.assign(this, { at, _id: "", problem: "", state: at ? "past" : "connecting", isPolling: false });
+    this._go();
   }
 
   /** Read the state at the moment that is shown. What was there before must not stand below another time. */
   async _readPast() {
     const { at, _query: query } = this;
-    const isShown = () => this.at === at && this._query === query;
-    try {
-      const state = await getJson(`/api/v1/snapshot?${query}&at=${encodeURIComponent(at)}`);
-      if (!isShown()) return;
-      this._replace(state);
-      this.problem = "";
-    } catch (error) {
-      if (!isShown()) return;
-      this.views = emptyViews();
-      this.problem = error.message;
-    }
-    this.state = "past";
+    const error = await this._read().catch((reason) => reason);
+    if (this.at !== at || this._query !== query) return;
+    if (error) this.views = emptyViews();
+    Object.assign(this, { state: "past", problem: error?.message ?? "" });
     this._notify();
   }
 
-  /** Learn who this session is; throws what the server refuses it with. */
-  async _identify() {
-    this.me = await getJson("/api/v1/me");
-    if (!this.may("viewer")) this._live(); // chat and the own key need no state of the fleet
-  }
-
+  /** Read the state that is shown, and take it unless another one is by then. */
   async _read() {
-    const query = this._query;
-    const answer = await getJson(`/api/v1/snapshot?${query}`);
-    if (query !== this._query) return;
+    const { at, _query: query } = this;
+    const answer = await getJson(`/api/v1/snapshot?${query}${at && `&at=${encodeURIComponent(at)}`}`);
+    if (this.at !== at || this._query !== query) return;
     this._replace(answer);
     this._id = answer.id ?? "";
     if (answer.id) this._live();
-    else this._notify(); // of the history: the control plane has been away since the dashboard began
+    else this._notify(); // of the history: of a past moment, or the control plane has been away since the dashboard began
   }
 
   _follow() {
     this._close();
     const source = new EventSource(`/api/v1/stream?${this._query}&since=${encodeURIComponent(this._id)}`);
     this._source = source;
-    this._openedAt = performance.now();
+    this._expect();
     const on = (name, act) =>
       source.addEventListener(name, (event) => {
         if (source !== this._source) return;
         this._id = event.lastEventId || this._id;
+        if (!document.hidden) this._expect();
         act(JSON.parse(event.data));
         this._live();
       });
@@ -204,43 +184,26 @@ export class FleetStore {
     on("patch", (body) => this._patch(body));
     on("ping", (body) => this._hear(body));
     on("bye", () => this._poll());
-    source.onerror = () => {
-      if (source !== this._source) return;
-      // The browser connects again by itself only after a break, never after a refusal.
-      if (source.readyState === EventSource.CLOSED) return this.connectLater();
-      this._fail("lost", "the connection to the dashboard broke");
-      // A stream also ends with its session: then the answer says why.
-      this._identify().catch((error) => error.status === 401 && (this._close(), this._fail("login", error.message)));
-    };
+    source.onerror = () => source === this._source && this._lose("the connection to the dashboard broke");
   }
 
-  /** Read everything anew after a pause: the stream was refused. Meanwhile the last known state may be shown. */
-  connectLater() {
+  _expect() {
+    this._after(SILENT_MS, () => this._lose("the dashboard is silent"));
+  }
+
+  /** Connect again: the stream was refused, or it broke. Meanwhile the last known state may be shown. */
+  _lose(problem) {
     this._close();
-    this._id = "";
-    if (this.state !== "login") void this._read().catch(() => {}); // the next try says why
-    this._retry();
+    if (!this._id) void this._read().catch(() => {}); // the next try says why
+    this._fail("lost", problem);
   }
 
   /** Ask every few seconds: other windows of this browser have the streams. */
-  _poll() {
+  async _poll() {
     this._close();
     this.isPolling = true;
-    this._after(POLL_MS, async () => {
-      try {
-        if (!document.hidden) await this._read();
-      } catch (error) {
-        this._fail("lost", error.message);
-      }
-      if (this.isPolling && !this.at) this._poll();
-    });
-  }
-
-  _retry() {
-    this._close();
-    const pauseMs = this._pauseMs * (0.5 + Math.random() / 2);
-    this._pauseMs = Math.min(2 * this._pauseMs, LAST_PAUSE_MS);
-    this._after(pauseMs, () => this.connect());
+    if (!document.hidden) await this._read().catch((error) => this._fail("lost", error.message));
+    if (this.isPolling && !this.at) this._after(POLL_MS, () => this._poll());
   }
 
   /** Do this later, and nothing that was to be done before. */
@@ -249,22 +212,23 @@ export class FleetStore {
     this._timer = setTimeout(act, ms);
   }
 
-  _end() {
-    clearTimeout(this._timer);
-    this._close();
-  }
-
   _close() {
+    clearTimeout(this._timer);
     this._source?.close();
     this._source = null;
   }
 
   _fail(state, problem) {
-    if (state === "login" && this.me.name) this.endReason = problem;
+    if (state === "login") {
+      if (this.me.name) this.endReason = problem;
+      this._id = "";
+    }
     this.state = state;
     this.problem = problem;
     this._notify();
-    if (state === "lost" && !this._source && !this.isPolling) this._retry();
+    if (state !== "lost" || this._source || this.isPolling) return;
+    this._after(this._pauseMs * (0.5 + Math.random() / 2), () => this.connect());
+    this._pauseMs = Math.min(2 * this._pauseMs, LAST_PAUSE_MS);
   }
 
   _live() {
@@ -272,14 +236,6 @@ export class FleetStore {
     this._pauseMs = FIRST_PAUSE_MS;
     if (this.state !== "live") Object.assign(this, { state: "live", problem: "" });
     this._notify();
-  }
-
-  _watch() {
-    const isSilent = this._source && performance.now() - Math.max(this.heardAt, this._openedAt) > SILENT_MS;
-    if (isSilent && !document.hidden) {
-      this._fail("lost", "the dashboard is silent");
-      this._retry();
-    } else if (this.state === "live" && performance.now() - this.heardAt > HINT_MS) this._notify(); // its age is shown
   }
 
   /** Take what the server says of the control plane. */
@@ -290,12 +246,9 @@ export class FleetStore {
 
   _replace(body) {
     this._hear(body);
-    for (const [view, rows] of Object.entries(body.views)) {
-      this.views[view] = new Map(rows.map((row) => [row.name, row]));
-    }
+    for (const [view, rows] of Object.entries(body.views)) this.views[view] = ordered(rows.map((row) => [row.name, row]));
     this.summary = body.summary;
     this.isLoading = false;
-    this._trim();
   }
 
   /** Take what changed: the names of rows that are gone, and blocks of columns. */
@@ -303,28 +256,18 @@ export class FleetStore {
     this.summary = summary;
     for (const [view, { gone = [], blocks = [] }] of Object.entries(views)) {
       const known = this.views[view];
-      const count = known.size;
       for (const name of gone) known.delete(name);
-      if (known.size < count) this._orders.delete(known);
+      const { size } = known;
       for (const block of blocks) {
         const columns = Object.keys(block);
         block.name.forEach((name, at) => {
-          if (!known.has(name)) this._orders.delete(known);
           const row = { ...known.get(name) };
           for (const column of columns) row[column] = block[column][at];
           known.set(name, row);
         });
       }
+      if (known.size > size) this.views[view] = ordered([...known]);
     }
-    this._trim();
-  }
-
-  _trim() {
-    const events = this.views.events;
-    if (events.size <= MAX_EVENTS) return;
-    const oldest = [...events.values()].sort((a, b) => (a.lastSeen < b.lastSeen ? -1 : 1));
-    for (const row of oldest.slice(0, events.size - MAX_EVENTS)) events.delete(row.name);
-    this._orders.delete(events);
   }
 
   _notify() {
@@ -341,6 +284,7 @@ export class FleetStore {
   }
 }
 
+const ordered = (rows) => new Map(rows.sort(([a], [b]) => (a < b ? -1 : 1)));
 const emptyViews = () => Object.fromEntries(VIEWS.map((view) => [view, new Map()]));
 const queryOf = (selections) => selections.map((one) => `view=${encodeURIComponent(one)}`).join("&");
 
@@ -361,10 +305,7 @@ export const getText = (path) => ask(path, {}, (answer) => answer.text());
 export const getJson = (path, init) => ask(path, init, (answer) => answer.json());
 
 /** Send a change and return the JSON of the answer. */
-export function postJson(path, body = {}, init = {}) {
-  const headers = { ...CHANGE_HEADERS, ...init.headers };
-  return getJson(path, { ...init, method: "POST", headers, body: JSON.stringify(body) });
-}
+export const postJson = (path, body = {}) => getJson(path, { method: "POST", headers: CHANGE_HEADERS, body: JSON.stringify(body) });
 
 /** Yield the lines of an answer as they arrive. */
 export async function* linesOf(answer) {

@@ -72,7 +72,7 @@ function App() {
     visit += 1;
     const at = shownNow().query.get("at") ?? "";
     setTimeOpen(at !== "");
-    void store.goTo(at);
+    store.goTo(at);
     redraw();
   });
   document.title = overviewTitle(store);
@@ -112,7 +112,7 @@ function App() {
   function closeTime() {
     setTimeOpen(false);
     note({ at: "" });
-    void store.goTo("");
+    store.goTo("");
   }
 }
 
@@ -154,6 +154,7 @@ function Guard({ children }) {
 const isOld = () => !store.at && store.may("viewer") && store.heardAt > 0 && performance.now() - store.heardAt >= OLD_MS;
 
 function Connection() {
+  useTicks(1_000); // its age is shown
   if (store.at) return html`<span class="status past" role="status" data-state="past">as it was ${moment(store.at)}</span>`;
   const ageMs = store.heardAt ? performance.now() - store.heardAt : 0;
   const isLive = store.state === "live" && (ageMs < OLD_MS || !store.may("viewer"));
@@ -230,7 +231,7 @@ const app = document.getElementById("app");
 app.replaceChildren();
 render(html`<${App} />`, app);
 addEventListener("hashchange", async () => {
-  if (await followLoginLink()) store.connectLater();
+  if (await followLoginLink()) store.connect();
 });
 await followLoginLink();
 store.start();

@@ -23,7 +23,7 @@ export function TimeBar({ store, onClose }) {
     const at = rested ? new Date(base + rested * 1000).toISOString() : "";
     if (at === store.at) return;
     note({ at });
-    void store.goTo(at);
+    store.goTo(at);
   }, [rested]);
   const show = (wanted) => setSeconds(Math.max(begin, Math.min(0, wanted)));
   const step = range / STEPS;
