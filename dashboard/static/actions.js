@@ -44,6 +44,8 @@ function asked(verbs) {
   return { verb, before: query.get("before") ?? "", revision: Number(query.get("revision")) || null };
 }
 
+const EFFECTS = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
+const NO_FIELDS = { key: "", value: "", effect: EFFECTS[0], taint: 0, typed: "", reason: "" };
 const TYPING_MS = 250;
 const SLOW_S = 2;
 
@@ -66,35 +68,37 @@ export function Actions({ store, view, object }) {
 
 /** `before`: a recorded change; an undo opens with the revision that was there before it, or with the revision `at`. */
 function ActionDialog({ store, verb, name, replicas, taints, before, at, onDone, onClose }) {
-  const [wanted, setWanted] = useState(replicas ?? 1);
-  const [revision, setRevision] = useState(at);
-  const [taint, setTaint] = useState(verb === "untaint" ? (taints[0] ?? null) : null);
-  const [typed, setTyped] = useState("");
-  const [reason, setReason] = useState("");
+  const [fields, setFields] = useState({ ...NO_FIELDS, replicas: replicas ?? 1, revision: at ?? "" });
   const [isSought, setSought] = useState(verb === "undo" && before !== "");
-  const body = { name, ...(verb === "scale" ? { replicas: wanted } : {}), ...(revision ? { revision } : {}), ...(taint ? { taint } : {}) };
-  const needsTaint = (verb === "taint" || verb === "untaint") && !taint?.key;
-  const needsName = verb === "delete" && typed !== name;
+  const set = (part) => setFields((now) => ({ ...now, ...part }));
+  const { key, value, effect, revision } = fields;
+  const taint = { taint: { key: key.trim(), value: value.trim(), effect }, untaint: taints[fields.taint] }[verb];
+  const numbers = verb === "scale" ? { replicas: Number(fields.replicas) } : revision && { revision: Number(revision) };
+  const body = { name, ...numbers, ...(taint && { taint }) };
+  const needsTaint = taint?.key === "";
+  const needsName = verb === "delete" && fields.typed.trim() !== name;
   const path = `/api/v1/actions/${verb}`;
   const preview = () => (needsTaint || isSought ? null : postJson(path, { ...body, dryRun: true }));
-  const { answer: seen, problem, waiting, write } = usePreview(preview, [wanted, revision, taint, isSought], TYPING_MS);
+  const { answer: seen, problem, waiting, write } = usePreview(preview, [JSON.stringify(body), isSought], TYPING_MS);
   const act = async (event) => {
     event.preventDefault();
-    const isDone = await write(() => postJson(path, { ...body, version: seen.version, reason }));
+    const isDone = await write(() => postJson(path, { ...body, version: seen.version, reason: fields.reason }));
     if (isDone) onDone(`${WORDS[verb][0]}: asked. ${seen.placement.sentence}`);
   };
   const dialog = useRef(null);
   useLayoutEffect(() => dialog.current.showModal(), []); // a ref is set before the page has the element
   return html`<dialog ref=${dialog} onClose=${onClose} class="action" aria-labelledby="action">
-    <form onSubmit=${act}>
+    <form onSubmit=${act} onInput=${(event) => set(Object.fromEntries(new FormData(event.currentTarget)))}>
       <h2 id="action">${WORDS[verb][0]}: ${name}</h2>
       <p>${WORDS[verb][1]}</p>
       ${!store.me.canWrite && html`<p>This dashboard was started without --allow-writes. Run the command:</p>${seen && html`<${Command} text=${seen.command} />`}`}
-      ${verb === "scale" && html`<label>Replicas <input type="number" min="0" max="10000" value=${wanted} onInput=${(event) => setWanted(Number(event.target.value) || 0)} /></label>`}
-      ${verb === "undo" && html`<${Revisions} name=${name} before=${before} chosen=${revision} onChoose=${setRevision} onFound=${() => setSought(false)} />`}
-      ${verb === "taint" && html`<${TaintFields} onChange=${setTaint} />`}
-      ${verb === "untaint" && html`<${Select} label="Taint" value=${taint && taintText(taint)} choices=${taints.map(taintText)}
-        onChange=${(text) => setTaint(taints.find((one) => taintText(one) === text))} />`}
+      ${verb === "scale" && html`<label>Replicas <input type="number" name="replicas" min="0" max="10000" value=${fields.replicas} /></label>`}
+      ${verb === "undo" && html`<${Revisions} name=${name} before=${before} chosen=${Number(revision)} onFound=${(match) => (set({ revision: match ?? revision }), setSought(false))} />`}
+      ${verb === "taint" && html`<div class="row">
+        <label>Key <input name="key" value=${key} placeholder="owner" /></label>
+        <label>Value <input name="value" value=${value} placeholder="anna" /></label>
+        <${Select} label="Effect" name="effect" value=${effect} choices=${EFFECTS} /></div>`}
+      ${verb === "untaint" && html`<${Select} label="Taint" name="taint" value=${fields.taint} choices=${taints.map((one, number) => [number, taintText(one)])} />`}
       ${problem && html`<p class="problem" role="alert">${problem}</p>`}
       ${waiting && html`<${Waiting} store=${store} what=${waiting} />`}
       ${seen && html`
@@ -102,8 +106,8 @@ function ActionDialog({ store, verb, name, replicas, taints, before, at, onDone,
         ${seen.isChanged && html`${seen.diff && html`<${Diff} text=${seen.diff} />`}<p data-plan>${seen.placement.sentence}</p>
           <${PlacementSteps} steps=${seen.placement.steps} />`}`}
       ${seen && store.me.canWrite && html`<${Command} text=${seen.command} />`}
-      ${store.mayWrite("operator") && html`<label>Reason <input maxlength="500" value=${reason} placeholder="for the record of changes" onInput=${(event) => setReason(event.target.value)} /></label>`}
-      ${verb === "delete" && store.mayWrite("admin") && html`<label>Type <b>${name}</b> to delete it <input value=${typed} autocomplete="off" spellcheck="false" onInput=${(event) => setTyped(event.target.value.trim())} /></label>`}
+      ${store.mayWrite("operator") && html`<label>Reason <input name="reason" maxlength="500" value=${fields.reason} placeholder="for the record of changes" /></label>`}
+      ${verb === "delete" && store.mayWrite("admin") && html`<label>Type <b>${name}</b> to delete it <input name="typed" value=${fields.typed} autocomplete="off" spellcheck="false" /></label>`}
       <p class="row">
         ${store.mayWrite("operator") && html`<button type="submit" class=${verb === "delete" ? "danger" : ""} disabled=${!seen?.isChanged || needsTaint || needsName || waiting}>${WORDS[verb][0]}</button>`}
         <button type="button" onClick=${(event) => event.target.closest("dialog").close()}>${store.me.canWrite ? "Cancel" : "Close"}</button>
@@ -118,33 +122,15 @@ function Waiting({ store, what }) {
   return html`<p class="quiet" role="status" data-waiting>Waiting for ${what}${seconds >= SLOW_S ? `, for ${seconds} s` : ""}.${silent}</p>`;
 }
 
-const EFFECTS = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
-
-function TaintFields({ onChange }) {
-  const [taint, setTaint] = useState({ key: "", value: "", effect: EFFECTS[0] });
-  const change = (part) => {
-    const next = { ...taint, ...part };
-    setTaint(next);
-    onChange(next.key ? next : null);
-  };
-  return html`<div class="row">
-    <label>Key <input value=${taint.key} placeholder="owner" onInput=${(event) => change({ key: event.target.value.trim() })} /></label>
-    <label>Value <input value=${taint.value} placeholder="anna" onInput=${(event) => change({ value: event.target.value.trim() })} /></label>
-    <${Select} label="Effect" value=${taint.effect} choices=${EFFECTS} onChange=${(effect) => change({ effect })} />
-  </div>`;
-}
-
-function Revisions({ name, before, chosen, onChoose, onFound }) {
+function Revisions({ name, before, chosen, onFound }) {
   const query = before ? `?${new URLSearchParams({ before })}` : "";
   const [found, problem] = useRead(() => getJson(`/api/v1/revisions/${encodeURIComponent(name)}${query}`), [name]);
   useEffect(() => {
-    if (found?.before) onChoose(found.before);
-    if (found || problem) onFound();
+    if (found || problem) onFound(found?.before);
   }, [found, problem]);
   const rows = (found?.revisions ?? []).filter((one) => !one.isCurrent || one.revision === chosen);
   const title = (one) => `${one.revision}, ${age(one.created)} old${one.cause ? `: ${one.cause}` : ""}`;
   const text = found && found.before === null ? "No recorded revision is as the model was before that change. Choose one." : problem;
-  return html`<${Select} label="Revision" value=${chosen ?? ""} choices=${[["", "the one before"], ...rows.map((one) => [one.revision, title(one)])]}
-      onChange=${(one) => onChoose(Number(one) || null)} />
+  return html`<${Select} label="Revision" name="revision" value=${chosen || ""} choices=${[["", "the one before"], ...rows.map((one) => [one.revision, title(one)])]} />
     ${before && text && html`<p class="quiet" role="status">${text}</p>`}`;
 }

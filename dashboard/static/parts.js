@@ -325,8 +325,8 @@ export function Filter({ value, onInput, label }) {
 }
 
 /** A choice of one. `choices`: values, or [value, title]. */
-export function Select({ label, value, choices, onChange }) {
-  return html`<label>${label} <select value=${value} onChange=${(event) => onChange(event.target.value)}>
+export function Select({ label, name, value, choices, onChange }) {
+  return html`<label>${label} <select name=${name} value=${value} onChange=${onChange && ((event) => onChange(event.target.value))}>
     ${choices.map((choice) => [choice].flat()).map(([one, title = one]) => html`<option key=${one} value=${one}>${title}</option>`)}</select></label>`;
 }
 
