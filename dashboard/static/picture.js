@@ -10,16 +10,13 @@ import { fitText, freeBytes, layoutPicture, neighbour, textWidth, withoutNames }
 const HUES = 8;
 const MOST_ASKED = 4; // models whose need is asked of the planner
 const MOST_LEGEND = 16;
-const MOST_DOTS = 12;
 const GATEWAY_PX = 20; // of the bar from which requests fall
-const DOT_MS = 300;
 const SVG = "http://www.w3.org/2000/svg";
 const FONT = "system-ui, -apple-system, sans-serif";
 const LINE_PX = 1; // between two fills
 const MARGIN = 8; // for outlines of groups and of what has the focus
 const EXPORT_WIDTH = 1200;
 const EXPORT_SCALE = 2;
-const STILL = matchMedia("(prefers-reduced-motion: reduce)");
 const COLORS = ["surface", "page", "text", "quiet", "line", "accent", "good", "warning", "bad", "process", "on-hue", ...Array.from({ length: HUES }, (_, at) => `hue-${at + 1}`)];
 const MOON = "M6 0A6 6 0 1 0 12 7A4.6 4.6 0 1 1 6 0Z";
 
@@ -170,7 +167,6 @@ function Drawing({ layout, hues, id, moving = [], hasGateway = false, frame = { 
   const [focus, setFocus] = useState("");
   const svg = useRef(null);
   const above = hasGateway && form !== "strip" ? GATEWAY_PX : 0;
-  const dots = useDots(layout, moving);
   const drawn = useRef(new Map()); // the cell of each Mac, with what it was drawn from
   const cellOf = (cell) => {
     const { name } = cell.mac;
@@ -196,7 +192,7 @@ function Drawing({ layout, hues, id, moving = [], hasGateway = false, frame = { 
     ${cells.map(cellOf)}
     ${layout.groups.map((shape) => html`<${GroupShape} key=${shape.group.name} shape=${shape} form=${form} />`)}
     ${layout.outside.map((place) => html`<${OutsideBlock} key=${place.item.model} place=${place} hue=${hues.get(place.item.model)} />`)}
-    <g ref=${dots} aria-hidden="true"></g>
+    <g aria-hidden="true">${form !== "strip" && html`<${Dots} cells=${cells} moving=${moving} />`}</g>
   </svg>`;
 }
 
@@ -310,30 +306,11 @@ function OutsideBlock({ place, hue }) {
   </a>`;
 }
 
-/** New requests as dots that fall onto the block of their replica; none with reduced motion, and none in strips. */
-function useDots(layout, moving) {
-  const place = useRef(null);
-  const known = useRef(null);
-  useLayoutEffect(() => {
-    const before = known.current;
-    known.current = new Set(moving.filter((one) => one.replica).map((one) => one.name));
-    if (!before || STILL.matches || layout.form === "strip" || document.hidden) return;
-    const fresh = moving.filter((one) => one.replica && !before.has(one.name)).slice(0, MOST_DOTS);
-    for (const { replica } of fresh) {
-      const target = layout.cells.flatMap((cell) => cell.fills.map((fill) => ({ cell, fill }))).find(({ fill }) => fill.fill.replica === replica);
-      if (target) drop(place.current, target);
-    }
-  });
-  return place;
-}
-
-function drop(group, { cell, fill }) {
-  const dot = document.createElementNS(SVG, "circle");
-  const [x, y] = [fill.x + fill.width / 2, cell.block.y + cell.block.height - 8];
-  for (const [name, value] of Object.entries({ cx: x, cy: y, r: 4, fill: "var(--text)" })) dot.setAttribute(name, value);
-  group.append(dot);
-  const way = dot.animate([{ transform: `translateY(${-y - GATEWAY_PX}px)`, opacity: 0.4 }, { transform: "none", opacity: 1 }], { duration: DOT_MS, easing: "ease-in" });
-  way.onfinish = way.oncancel = () => dot.remove();
+/** Requests under way: a new one falls onto the block of its replica, as the style sheet moves it. */
+function Dots({ cells, moving }) {
+  const places = new Map(cells.flatMap(({ block, fills }) => fills.map(({ fill, x, width }) => [fill.replica, { cx: x + width / 2, cy: block.y + block.height - 8 }])));
+  return moving.filter(({ replica }) => places.has(replica)).map(({ name, replica }) => html`<circle key=${name} class="dot" ...${places.get(replica)} r="4"
+    fill="var(--text)" style=${{ "--fall": `${-places.get(replica).cy - GATEWAY_PX}px` }} />`);
 }
 
 /** The colours of the models that can be seen, and which cannot: at this scale their replicas are thinner than a line. */

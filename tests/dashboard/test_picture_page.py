@@ -203,7 +203,7 @@ async def test_the_picture_is_walked_by_keys_and_says_all_in_words(
 _COUNT_DOTS = """
 (drawing) => {
   window.dots = 0;
-  const count = (changes) => changes.forEach(({ addedNodes }) => (window.dots += [...addedNodes].filter((node) => node.tagName === "circle").length));
+  const count = (changes) => changes.forEach(({ addedNodes }) => (window.dots += [...addedNodes].filter((node) => node.tagName === "circle" && node.getAnimations().length).length));
   new MutationObserver(count).observe(drawing, { subtree: true, childList: true });
 }
 """
