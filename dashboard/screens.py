@@ -55,7 +55,7 @@ LISTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             *_PICTURE,
         ),
         "macs?groups": ("groups",),
-        "macs?add": (f"macs:{_MAC_STATE},chip,memoryBytes,agentVersion", "joinRequests"),
+        "macs?add": ("joinRequests",),
         "models": ("models",),
         "requests": ("traffic", "inFlight", "ended", "models:queueLimit"),
         "activity": ("events",),

@@ -3,6 +3,13 @@
 const SWITCH = "single-keys";
 const KINDS = { macs: "Node", models: "ModelDeployment", groups: "ShardGroup", replicas: "Replica" };
 const LOGS = { macs: "node", replicas: "replica" };
+/** Keys that lead from an object to another address. */
+const PATHS = {
+  y: ({ screen, name }) => `/${screen}/${encodeURIComponent(name)}?yaml`,
+  d: ({ kind, name }) => `/activity?tab=changes&kind=${kind}&object=${encodeURIComponent(name)}`,
+  e: ({ name }) => `/activity?filter=${encodeURIComponent(name)}`,
+  l: ({ screen, name }) => LOGS[screen] && `/activity?tab=logs&of=${LOGS[screen]}/${encodeURIComponent(name)}`,
+};
 export const KEYS = [
   [": Ctrl-K", "Command line: any screen, object or action"],
   ["/", "Filter the list"],
@@ -59,7 +66,7 @@ function ofPage(key, go) {
   if (key === "/") return focusOn("[data-filter]");
   if (key === ".") return focusOn(".actions button, .actions a");
   const shown = objectShown();
-  const path = shown && { y: yamlOf, d: changesOf, l: logOf, e: eventsOf }[key]?.(shown);
+  const path = shown && PATHS[key]?.(shown);
   if (path) go(path);
   return Boolean(path);
 }
@@ -71,11 +78,6 @@ function objectShown() {
   const [screen, name] = path.split("?")[0].slice(1).split("/").map(decodeURIComponent);
   return name && KINDS[screen] ? { screen, name, kind: KINDS[screen] } : null;
 }
-
-const yamlOf = ({ screen, name }) => `/${screen}/${encodeURIComponent(name)}?yaml`;
-const changesOf = ({ kind, name }) => `/activity?tab=changes&kind=${kind}&object=${encodeURIComponent(name)}`;
-const eventsOf = ({ name }) => `/activity?filter=${encodeURIComponent(name)}`;
-const logOf = ({ screen, name }) => LOGS[screen] && `/activity?tab=logs&of=${LOGS[screen]}/${encodeURIComponent(name)}`;
 
 function focusOn(selector) {
   const found = document.querySelector(selector);

@@ -399,22 +399,11 @@ function curl(gateway, request) {
 }
 
 function python(gateway, request) {
-  const fields = Object.entries(request).map(([name, value]) => `    ${name}=${literal(value, 1)},\n`);
-  return `from openai import OpenAI
+  return `import json
+from openai import OpenAI
 
 client = OpenAI(base_url="${gateway}/v1", api_key="...")
-answer = client.chat.completions.create(
-${fields.join("")})
+request = r"""${JSON.stringify(request, null, 2)}"""
+answer = client.chat.completions.create(**json.loads(request))
 print(answer.choices[0].message.content)`;
-}
-
-/** A value of JSON as Python writes it. */
-function literal(value, depth) {
-  const inner = "    ".repeat(depth + 1);
-  const close = `\n${"    ".repeat(depth)}`;
-  if (Array.isArray(value)) return value.length ? `[\n${value.map((one) => `${inner}${literal(one, depth + 1)},`).join("\n")}${close}]` : "[]";
-  if (value === null) return "None";
-  if (typeof value === "boolean") return value ? "True" : "False";
-  if (typeof value !== "object") return JSON.stringify(value);
-  return `{${Object.entries(value).map(([name, one]) => `${JSON.stringify(name)}: ${literal(one, depth + 1)}`).join(", ")}}`;
 }

@@ -105,20 +105,13 @@ const REPLICAS = [
   ["Reason", (one) => [one.message, ...one.fetches].filter(Boolean).join("; "), Text],
 ];
 
-const JOINED = [
-  ["Mac", "name", "Node"],
-  ["State", (mac) => html`<${MacState} mac=${mac} />`],
-  ["Chip", (mac) => mac.chip ?? "its agent has not reported yet"],
-  ["Memory", "memoryBytes", bytes], ["Release", "agentVersion"],
-];
-
 const WAITING = [
   ["Mac", "node", "names"], ["Chip", (one) => one.chip || "-"], ["Memory", (one) => one.memoryBytes || null, bytes],
   ["From", "source"], ["Age", (one) => age(one.created)],
   ["Approve", (one) => (one.isApproved ? "approved" : html`<${Command} text=${`fleetctl approve ${one.node}`} />`), "wide"],
 ];
 
-/** How another Mac joins, and those that are there. */
+/** How another Mac joins, and those that wait for it. */
 function AddMac({ store }) {
   return html`
     <h2>Add a Mac</h2>
@@ -127,13 +120,11 @@ function AddMac({ store }) {
       <li>On the new Mac, install mlx-fleet and join with the command that was printed:
         <${Command} text="sudo fleetctl join --service TOKEN HOST:4002" />
       </li>
-      <li>It appears below as soon as its agent has reported:<${Command} text="fleetctl get nodes -w" /></li>
+      <li>It appears in <a href="/macs">the table</a> as soon as its agent has reported:<${Command} text="fleetctl get nodes -w" /></li>
     </ol>
     <p class="quiet">A fleet that runs on this machine alone accepts other Macs after <code>fleetctl up --join ADDRESS</code>.
       One that ran <code>fleetctl join HOST:4002</code> without a token waits for <code>fleetctl approve NAME</code>.</p>
     <h3>Waiting for approval</h3>
     <${Table} caption="Waiting for approval" columns=${WAITING} rows=${store.rows("joinRequests")} empty="No machine asks to join without a token." />
-    <h3>Macs of this fleet</h3>
-    <${Table} caption="Macs of this fleet" columns=${JOINED} rows=${store.rows("macs")} empty="No Mac has joined yet." />
   `;
 }

@@ -1,6 +1,7 @@
 /** Requests at all gateways: those under way, those that ended with a waterfall of each, and the figures of the last hour. */
 
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
+import { Sparkline } from "../charts.js";
 import { clock, count, short, span } from "../format.js";
 import { getJson, postJson } from "../fleet_store.js";
 import { SubjectCharts } from "../measured.js";
@@ -41,17 +42,14 @@ export function Requests(props) {
 
 /** How full the queue is, where models limit it, and the speed of the last answers. */
 function Flow({ now, limit }) {
-  const share = limit ? Math.min(1, now.queueDepth / limit) : 0;
-  const tone = share >= FULL_QUEUE ? "bad" : share >= BUSY_QUEUE ? "warning" : "good";
   const speeds = now.lastGenerationsTokensPerSecond;
-  const top = Math.max(...speeds, 1);
   if (!limit && !speeds.length) return null;
   return html`<div class="flow">
-    ${limit > 0 && html`<div><span class="title">Queue</span>
-      <span class="queue" role="meter" aria-label="Queue" aria-valuemin="0" aria-valuemax=${limit} aria-valuenow=${Math.min(limit, now.queueDepth)} aria-valuetext=${`${now.queueDepth} of ${limit} waiting`}><span class=${tone} style=${{ width: `${100 * share}%` }}></span></span>
-      <span class="note">${now.queueDepth} of ${limit}</span></div>`}
+    ${limit > 0 && html`<label><span class="title">Queue</span>
+      <meter max=${limit} value=${now.queueDepth} low=${BUSY_QUEUE * limit} high=${FULL_QUEUE * limit} optimum="0"></meter>
+      <span class="note">${now.queueDepth} of ${limit} waiting</span></label>`}
     ${speeds.length > 0 && html`<div><span class="title">Speed of the last responses</span>
-      <span class="speeds" role="img" aria-label=${`Tokens per second of the last ${count(speeds.length, "response")}: ${short(speeds.at(-1))} now, at most ${short(top)}`}>${speeds.map((one, at) => html`<span key=${at} style=${{ height: `${Math.max(6, (100 * one) / top)}%` }}></span>`)}</span>
+      <${Sparkline} values=${speeds} label=${`Tokens per second of the last ${count(speeds.length, "response")}, at most ${short(Math.max(...speeds))}`} />
       <span class="note">${short(speeds.at(-1))} tokens/s</span></div>`}
   </div>`;
 }
