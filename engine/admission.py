@@ -13,6 +13,7 @@ from typing import TypeAlias
 from engine import errors
 from engine.errors import Refusal, RefusedError
 from engine.jobs import (
+    AudioOutput,
     CancelJob,
     EmbeddingOutput,
     EmbedJob,
@@ -27,11 +28,14 @@ from engine.metrics import CompletionRate
 from engine.wakeup import Wakeup
 from machinery.clock import Clock
 from machinery.prometheus import HistogramValue
+from schemas.wire.body_limits import MOST_LIMIT
 
 AdmittedJob: TypeAlias = Job | EmbedJob | SpeechJob
 
 # As many connections as an engine takes may each have this much.
 _FREE_BODY_BYTES = 64 << 10
+# Of all tokens that wait for clients that do not read; as much as bodies take in an engine without images.
+_UNSENT_BYTES = 4 * MOST_LIMIT
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -56,6 +60,8 @@ class Ticket:
     """Prompt tokens that came from the prefix cache."""
     refusal: Refusal | None = None
     """The reason why it did not finish."""
+    unsent_bytes: int = 0
+    """About the memory of outputs that wait until the client reads."""
     _last_tokens: dict[int, float] = field(default_factory=dict)
     """The time of the latest token, by job."""
     _events: deque[JobOutput | RefusedError] = field(default_factory=deque)
@@ -95,22 +101,40 @@ class Ticket:
         event = self._events.popleft()
         if isinstance(event, RefusedError):
             raise event
+        self.unsent_bytes -= _memory_bytes(event)
         return event
 
-    def ready(self) -> list[JobOutput]:
-        """Return the events that have arrived, without waiting; a refusal stays for `next`."""
+    @property
+    def waiting(self) -> int:
+        """The number of events that have arrived."""
+        return len(self._events)
+
+    def ready(self, most: int) -> list[JobOutput]:
+        """Return at most so many of the events that have arrived, without waiting; a refusal stays for `next`."""
         arrived: list[JobOutput] = []
-        while self._events and not isinstance(event := self._events[0], RefusedError):
+        while len(arrived) < most and self._events:
+            event = self._events[0]
+            if isinstance(event, RefusedError):
+                break
             arrived.append(event)
             self._events.popleft()
+            self.unsent_bytes -= _memory_bytes(event)
         return arrived
 
     def put(self, event: JobOutput | RefusedError) -> None:
-        """Add an event for `next`. There are at most `max_tokens` a job, so the memory is bounded."""
+        """Add an event for `next`."""
         if isinstance(event, RefusedError):
             self.refusal = event.refusal
+        else:
+            self.unsent_bytes += _memory_bytes(event)
         self._events.append(event)
         self._arrival.notify()
+
+    def give_up(self, error: RefusedError) -> None:
+        """Drop the events that wait; only the error follows."""
+        self._events.clear()
+        self.unsent_bytes = 0
+        self.put(error)
 
     def close(self) -> None:
         """End its timer: nothing waits for it any more."""
@@ -142,6 +166,11 @@ class Arrival:
     def leave(self) -> None:
         """Give the place back, if no ticket has taken it over; a second call does nothing."""
         self._leave(self)
+
+
+def _memory_bytes(output: JobOutput) -> int:
+    """Return about how much memory an output takes that a stream may have many of."""
+    return output.memory_bytes if isinstance(output, TokenOutput | AudioOutput) else 0
 
 
 class ByteBudget:
@@ -211,6 +240,8 @@ class Admission:
         self._gaps = gaps
         self._ends = CompletionRate()
         self._running: dict[int, Ticket] = {}  # by job
+        self._tickets: set[Ticket] = set()
+        """All that have entered and not left: tokens also wait when their job has ended."""
         self._queue: deque[Ticket] = deque()
         self._arrivals: set[Arrival] = set()
         self._idle = asyncio.Event()
@@ -276,11 +307,13 @@ class Admission:
             self._queue.append(ticket)
         else:
             raise self._full(ticket.entered_s)
+        self._tickets.add(ticket)
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
         """Remove a request in any state, and cancel its unfinished jobs."""
         ticket.close()
+        self._tickets.discard(ticket)
         if ticket in self._queue:
             self._queue.remove(ticket)
         for job in ticket.jobs:
@@ -308,7 +341,15 @@ class Admission:
             ticket.take(event, now_s, self._gaps)
             if isinstance(event, EmbeddingOutput) or event.finish is not None:
                 self._free(event.job_id, now_s)
+        self._give_up_slowest()
         self._fill()
+
+    def _give_up_slowest(self) -> None:
+        """End the requests that are the furthest behind, until the tokens that wait have room."""
+        while sum(ticket.unsent_bytes for ticket in self._tickets) > _UNSENT_BYTES:
+            slowest = max(self._tickets, key=lambda ticket: ticket.unsent_bytes)
+            slowest.give_up(errors.read_too_slowly(_UNSENT_BYTES))
+            self.leave(slowest)
 
     def refuse_queued(self, refusal: RefusedError) -> None:
         """Refuse all waiting requests."""

@@ -22,6 +22,7 @@ __all__ = [
     "not_a_speech_model",
     "not_a_text_model",
     "queue_full",
+    "read_too_slowly",
     "summarize",
     "unavailable",
 ]
@@ -51,6 +52,15 @@ class TextTooLongError(Exception):
 
 class GrammarError(Exception):
     """A schema or a grammar cannot be compiled; names the part and the reason."""
+
+
+def read_too_slowly(limit_bytes: int) -> RefusedError:
+    """Return the error of a stream whose client is the furthest behind of all, when too many tokens wait for clients."""
+    message = (
+        "The client reads too slowly: the tokens that wait for such clients take more than "
+        f"{limit_bytes >> 20} MiB of memory, and most of them belong to this request."
+    )
+    return RefusedError(Refusal(status=408, message=message, code="read_too_slowly"))
 
 
 def draining() -> RefusedError:

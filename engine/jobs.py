@@ -188,6 +188,10 @@ class StopWorker:
 WorkerOrder: TypeAlias = Job | EmbedJob | SpeechJob | CancelJob | StopWorker
 
 
+# Measured; an alternative is an entry in two arrays.
+_OUTPUT_BYTES, _LOGPROBS_BYTES, _ALTERNATIVE_BYTES = 256, 256, 8
+
+
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     """Log probabilities by the model's own distribution (before penalties, bias and temperature)."""
 
@@ -216,6 +220,14 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     """On the first token: number of prompt tokens that came from the prefix cache."""
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     """On the first token of a job that asks for them: those of each prompt token but the first, which follows nothing."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return about how much memory it takes, without the prompt: no client lets a first token wait."""
+        if self.logprobs is None:
+            return _OUTPUT_BYTES
+        alternatives = len(self.logprobs.top_tokens)
+        return _OUTPUT_BYTES + _LOGPROBS_BYTES + _ALTERNATIVE_BYTES * alternatives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +273,11 @@ class AudioOutput:
     rate: int
     """Samples a second."""
     finish: FinishReason | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return about how much memory it takes."""
+        return len(self.samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

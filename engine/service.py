@@ -106,6 +106,8 @@ class Service:
             clock=clock,
             gaps=self.metrics.times.between_tokens.child(),
         )
+        self.catching_up = asyncio.Lock()
+        """Held in turns by streams that are behind."""
         self.request_log = RequestLog(
             metrics=self.metrics, clock=clock, entropy=entropy, spans=spans
         )

@@ -3,8 +3,8 @@
 Each ends when the client disconnects or its deadline passes, and frees its slots however it ends. A generation sends
 nothing before its first token exists (see app.py).
 
-A client that does not read makes `send` wait (uvicorn buffers 64 KiB), but the process does not grow: tokens wait in
-the ticket meanwhile, at most `max_tokens` for each choice.
+A client that does not read makes `send` wait (uvicorn buffers 64 KiB). Tokens wait in the ticket meanwhile, and
+admission.py bounds the memory that they take in all tickets.
 """
 
 from collections.abc import Awaitable, Callable, Mapping

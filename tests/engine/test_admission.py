@@ -1,6 +1,7 @@
 """Admission: slots, order of the queue, refusals, and the orders sent to the worker."""
 
 import asyncio
+from array import array
 from dataclasses import dataclass, field
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from engine import errors
 from engine.admission import Admission, AdmittedJob, Ticket
 from engine.errors import RefusedError
-from engine.jobs import CancelJob, Job, JobFailure, SamplingParams, TokenOutput
+from engine.jobs import CancelJob, Job, JobFailure, SamplingParams, TokenLogprobs, TokenOutput
 from tests.support.clock import FakeClock
 
 
@@ -101,7 +102,7 @@ async def test_a_request_of_several_jobs_enters_completely_and_is_not_overtaken(
     admission.end(2)
     assert desk.orders == [1, -1, 2, 3, -2, 4]
     admission.deliver([last(3)])
-    assert both.ready() == [last(3)]
+    assert both.ready(9) == [last(3)]
 
 
 async def test_a_ticket_records_times_and_tokens() -> None:
@@ -162,3 +163,44 @@ async def test_an_arrival_that_leaves_gives_its_place_back_once() -> None:
     first.leave()
     first.leave()
     assert admission.queued == 1
+
+
+def scored(number: int) -> TokenOutput:
+    tokens, values = array("i", range(20)), array("f", [-1.0] * 20)
+    logprobs = TokenLogprobs(logprob=-1.0, top_tokens=tokens, top_logprobs=values)
+    return TokenOutput(job_id=number, token=5, logprobs=logprobs)
+
+
+async def test_the_request_furthest_behind_ends_when_too_many_tokens_wait() -> None:
+    desk, admission, (behind, near, *_) = fill()
+    for _ in range(1000):
+        admission.deliver([scored(1)])
+    size = behind.unsent_bytes
+    while behind.refusal is None:
+        assert behind.unsent_bytes + near.unsent_bytes < 40 << 20
+        admission.deliver([scored(1), scored(1), scored(2)])
+    assert size == 1000 * scored(1).memory_bytes
+    assert (behind.refusal.status, behind.refusal.code) == (408, "read_too_slowly")
+    assert (behind.waiting, behind.unsent_bytes, near.refusal) == (1, 0, None)
+    assert desk.orders == [1, 2, -1, 3]
+    with pytest.raises(RefusedError, match="32 MiB"):
+        await behind.next()
+    while near.waiting:
+        near.ready(100)
+    assert near.unsent_bytes == 0
+
+
+async def test_tokens_of_a_job_that_has_ended_count_until_its_request_leaves() -> None:
+    desk = Desk()
+    admission = desk.admission()
+    tickets: list[Ticket] = []
+    for number in range(1, 60):
+        tickets.append(admission.enter([job(number)]))
+        admission.deliver([*(scored(number) for _ in range(2_500)), last(number)])
+    waiting = [ticket for ticket in tickets if ticket.refusal is None]
+    assert 15 < len(waiting) < 40
+    for ticket in waiting:
+        admission.leave(ticket)
+    tickets = [admission.enter([job(number)]) for number in (61, 62)]
+    admission.deliver([scored(61)] * 2000)
+    assert tickets[0].refusal is None

@@ -1,7 +1,9 @@
 """Generation streams: tokens of several choices stream by stream and in bursts, within a deadline."""
 
+import asyncio
 import random
 from array import array
+from dataclasses import replace
 
 import pytest
 
@@ -64,6 +66,37 @@ async def test_ready_tokens_are_joined_and_none_is_lost() -> None:
     assert [delta.delta.content for delta in await stream.burst()] == ["z"]
     usage = stream.usage
     assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (8, 7, 4)
+
+
+async def test_streams_that_are_behind_take_turns() -> None:
+    """Hundreds of clients may read again at once, and what else the engine does must not wait for all their tokens."""
+    first = new_stream()
+    streams = [first]
+    for job_id in range(20, 40):
+        job = replace(first.choices[0].job, id=job_id)
+        parser = OutputParser(detokenizer=ByteDetokenizer(), stops=StopMatcher(()))
+        choice = GenerationChoice(job=job, prompt=0, parser=parser)
+        ticket = first.service.admission.enter([job])
+        streams.append(GenerationStream(first.service, (choice,), ticket))
+        for _ in range(100):
+            ticket.take(output(job_id, "a"), 1.0)
+    behind, most = streams[1:], 0
+
+    def waiting() -> int:
+        return sum(stream.ticket.waiting for stream in behind)
+
+    async def read(stream: GenerationStream) -> None:
+        while stream.ticket.waiting:
+            await stream.burst()
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        for stream in behind:
+            group.create_task(read(stream))
+        while before := waiting():
+            await asyncio.sleep(0)
+            most = max(most, before - waiting())
+    assert 0 < most <= 3 * 8, "the last tokens of a stream need no turn"
+    assert [stream.usage.completion_tokens for stream in behind] == [100] * 20
 
 
 async def test_a_complete_choice_frees_its_slot_and_drops_later_tokens() -> None:
