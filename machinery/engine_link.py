@@ -69,6 +69,8 @@ _LENGTH_BITS, _LENGTH_MASK = 24, (1 << 24) - 1
 _WORD = struct.Struct("!I")
 _HEAD_LENGTH = struct.Struct("!H")
 HEADER_BYTES: Final = _HEADER.size
+MANY_FRAMES: Final = 256
+"""Frames of one read after which a side lets others run before it reads on: uvloop reads 32 times in a row."""
 
 Frame: TypeAlias = tuple[int, int, bytes]
 """Stream, kind and payload."""

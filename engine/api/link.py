@@ -231,11 +231,19 @@ class EngineLink(asyncio.Protocol):
     @override
     def data_received(self, data: bytes) -> None:
         try:
-            for number, kind, payload in self._reader.feed(data):
+            frames = self._reader.feed(data)
+            if len(frames) > engine_link.MANY_FRAMES:
+                self.transport.pause_reading()
+                self._loop.call_soon(self._read_on)
+            for number, kind, payload in frames:
                 self._take(number, kind, payload)
         except LinkError as error:
             log.warning("link closed", extra={"why": str(error)})
             self.transport.abort()
+
+    def _read_on(self) -> None:
+        if not self.is_full:
+            self.transport.resume_reading()
 
     def _take(self, number: int, kind: int, payload: bytes) -> None:
         stream = self._streams.get(number)

@@ -102,7 +102,7 @@ class EngineCall(msgspec.Struct, eq=False, kw_only=True):
     """True while the client is slow."""
     has_bytes: bool = False
     """True once the head of the response has arrived."""
-    begun: bytes = b""
+    begun: bytearray | None = None
     """The beginning of a large RECORDED of the link."""
 
     def on_progress(self, record: bytes) -> None:

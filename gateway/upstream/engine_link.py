@@ -230,7 +230,9 @@ class EngineLink(asyncio.Protocol):
         now_s, calls = self._now(), self.calls
         batches: dict[int, _Batch] = {}
         try:
-            for number, kind, payload in self._reader.feed(data):
+            frames = self._reader.feed(data)
+            self._let_others_run(len(frames))
+            for number, kind, payload in frames:
                 call = calls.get(number)
                 if call is None:
                     if not number:
@@ -256,19 +258,31 @@ class EngineLink(asyncio.Protocol):
         for number, batch in batches.items():
             self._pass_batch(number, batch)
 
+    def _let_others_run(self, frames: int) -> None:
+        """After many frames, read on in the next turn of the loop."""
+        if frames > engine_link.MANY_FRAMES and self._transport is not None:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
+
     def _add_part(self, call: EngineCall, kind: int, payload: bytes, batch: _Batch) -> None:
         """Add a part of a body to those that have arrived with it."""
         if call.unread >= engine_link.WINDOW_BYTES:
             raise LinkError("more of a response than the window allows")
         call.unread += len(payload)
         if kind == engine_link.RECORDED_PART:
+            if call.begun is None:
+                call.begun = bytearray()
             call.begun += payload
             if len(call.begun) > engine_link.MAX_RECORDED:
                 raise LinkError("a RECORDED that is too large")
             return
         if kind == engine_link.RECORDED:
             if call.begun:
-                payload, call.begun = call.begun + payload, b""
+                payload, call.begun = b"".join((call.begun, payload)), None
             record, payload = engine_link.split_recorded(payload)
             batch[1].append(record)
         batch[0].append(payload)

@@ -1,10 +1,12 @@
 """A gateway's side of the engine link on a plain socket, for tests of engines: frame by frame, without limits."""
 
 import json
+import os
+import select
 import socket
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,6 +126,15 @@ def upgrade(port: int, more: bytes = b"") -> tuple[socket.socket, bytes]:
     while not head.endswith(b"\r\n\r\n") and (byte := connection.recv(1)):
         head += byte
     return connection, head
+
+
+def send_all(descriptor: int, data: bytes) -> None:
+    """Write to a socket that does not block, from a thread."""
+    rest = memoryview(data)
+    while rest:
+        select.select([], [descriptor], [])
+        with suppress(BlockingIOError):
+            rest = rest[os.write(descriptor, rest) :]
 
 
 @contextmanager

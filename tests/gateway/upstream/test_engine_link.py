@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import uvloop
 from typing_extensions import override
 
 from gateway.forwarding.router import LoadTracker
@@ -21,6 +22,7 @@ from machinery import engine_link
 from machinery.clock import NEVER, SystemClock
 from machinery.engine_link import EngineGauges, Failure, FrameReader, RequestHead, StatusHead
 from schemas.wire.engine_address import EngineAddress
+from tests.support.link_client import send_all
 from tests.support.tcp_server import tcp_server
 from tests.support.waiting import until
 
@@ -203,6 +205,50 @@ async def test_records_come_with_their_events_whatever_arrives_at_once() -> None
             if (number, kind) == (1, engine_link.WINDOW)
         ]
         assert sum(granted) >= engine_link.WINDOW_BYTES // 2
+
+
+async def test_a_record_in_many_small_parts_is_joined_once() -> None:
+    """To copy what has arrived for each part would take minutes."""
+    async with standing() as stand:
+        engine, call = stand.engine, await stand.calling(1)
+        engine.send(1, engine_link.STATUS, STATUS)
+        begin = engine_link.encode_recorded(b"r", bytes(8 << 20))
+        sent, step = 0, 64 << 10
+
+        def window() -> int:
+            frames = [payload for _, kind, payload in engine.frames if kind == engine_link.WINDOW]
+            return engine_link.WINDOW_BYTES + sum(map(engine_link.decode_window, frames)) - sent
+
+        for at in range(0, len(begin), step):
+            await until(lambda: window() >= 2 * step, what="the grant")
+            engine.send(1, engine_link.RECORDED_PART, begin[at : at + step])
+            sent += step
+        engine.writers[0].write(engine_link.frame(1, engine_link.RECORDED_PART, b"x") * step)
+        engine.send(1, engine_link.RECORDED, b"y")
+        engine.send(1, engine_link.END)
+        await until(lambda: call.is_done, what="the end")
+        assert bytes(call.data) == bytes(8 << 20) + b"x" * step + b"y"
+
+
+def test_a_flood_of_frames_lets_others_run() -> None:
+    """uvloop, which a gateway runs on, reads 32 times before it does anything else."""
+    count = 1_000_000
+
+    async def flood() -> int:
+        most = 0
+        async with standing() as stand, asyncio.TaskGroup() as group:
+            call = await stand.calling(1)
+            engine = stand.engine.writers[0].get_extra_info("socket").fileno()
+            data = engine_link.frame(1, engine_link.PROGRESS, b"") * count
+            group.create_task(asyncio.to_thread(send_all, engine, data))
+            while (before := len(call.signs)) < count:
+                await asyncio.sleep(0)
+                most = max(most, len(call.signs) - before)
+        return most
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        most = runner.run(flood())
+    assert most * engine_link.HEADER_BYTES <= 256 << 10, "more than one read"
 
 
 async def test_a_paused_call_is_granted_nothing_until_it_reads_again() -> None:
