@@ -54,6 +54,10 @@ _NODE_AWAY: Final = frozenset({"NodeNotReady", "NotReady"})
 """Refusals of a Mac whose agent is away."""
 # Refusals because of the model itself, which hold for Macs that refuse for another reason, too.
 _OF_MODEL: Final = ("Model", "Adapter", "Architecture", "ContextTooLong", "KvCache", "Draft")
+# Refusals of Macs that the manifest leaves out: another reason says what keeps the others from the replica.
+_OF_SELECTION: Final = frozenset(
+    {"ChipMismatch", "NotInGroup", "NotInPool", "SelectorMismatch", "TooFewGpuCores"}
+)
 _COMMAND: Final = re.compile(r"`(fleetctl [^`]+)`")
 _BLANK: Final = re.compile(r"\b[A-Z]{3,}\b")
 """A word of a command that a person fills in."""
@@ -236,13 +240,16 @@ class _Diagnosis:
         return _Cause("ModelDeployment", deployment, condition.reason, "Replica", text, names)
 
     def _of_refusals(self, name: str) -> _Cause | None:
-        """Return why most Macs refuse the deployment's replica, or the model's fault; None if no Mac was asked."""
+        """Return why most of the selected Macs refuse the replica, or the model's fault; None if no Mac was asked."""
         status = self._caches.objects.statuses.items.get(keys.status_key("ModelDeployment", name))
         refusals = status.refusals if isinstance(status, ModelDeploymentStatus) else ()
         if not refusals:
             return None
         counts = Counter(refusal.reason for refusal in refusals)
-        reason = max(counts, key=lambda name: (name.startswith(_OF_MODEL), counts[name]))
+        reason = max(
+            counts,
+            key=lambda one: (one.startswith(_OF_MODEL), one not in _OF_SELECTION, counts[one]),
+        )
         count = counts[reason]
         first = next(refusal for refusal in refusals if refusal.reason == reason)
         if reason in _NODE_AWAY and (cause := self._of_node(first.node, _AWAY)):

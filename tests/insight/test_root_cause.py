@@ -105,6 +105,18 @@ def test_refusals_of_macs_name_the_reason_of_most() -> None:
     assert problem.cause == "mac-2: ~/models/x does not exist (1 more Mac says the same)"
 
 
+def test_macs_that_are_not_selected_do_not_hide_why_the_others_refuse() -> None:
+    refusals = [
+        NodeRefusal(node="mac-0", reason="SelectorMismatch", message="it lacks the label rack=1"),
+        NodeRefusal(node="mac-1", reason="SelectorMismatch", message="it lacks the label rack=1"),
+        NodeRefusal(node="mac-2", reason="InsufficientMemory", message="needs 5.0 GiB"),
+    ]
+    caches = fleet(put_deployment("x", condition("Placed", "Unschedulable"), refusals=refusals))
+    (problem,) = find_problems(caches)
+    assert problem.title == "x does not answer: no Mac has enough memory"
+    assert problem.cause == "mac-2: needs 5.0 GiB"
+
+
 def test_choices_of_people_are_warnings_and_normal_states_are_none() -> None:
     paused = condition("Progressing", "Paused", status=ConditionStatus.UNKNOWN)
     caches = fleet(
