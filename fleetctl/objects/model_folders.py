@@ -1,4 +1,4 @@
-"""Folders that deployments name in spec.model.path, as each Mac reports them: for `fleetctl models list`. Pure."""
+"""Folders of models that no hub filled, as each Mac reports them: for `fleetctl models list`. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class ModelFolder:
         """Return the row of a table."""
         size = "-" if self.weights_bytes is None else quantity.show(self.weights_bytes)
         state = "present" if self.weights_bytes is not None else self.problem or "unknown"
-        return self.node, self.path, size, state, ",".join(self.used_by)
+        return self.node, self.path, size, state, ",".join(self.used_by) or "-"
 
     def tree(self) -> dict[str, Any]:
         """Return the folder as an object of JSON."""
@@ -42,21 +42,35 @@ class ModelFolder:
 def model_folders(
     nodes: Iterable[Tree], deployments: Iterable[Tree], names: Sequence[str]
 ) -> list[ModelFolder]:
-    """Return the folders on these nodes, on all without names."""
+    """Return the folders on these nodes, on all without names: first those that deployments name in spec.model.path."""
     users: dict[str, list[str]] = {}
     for deployment in deployments:
         path = deployment["spec"]["model"].get("path")
         if path:
             users.setdefault(path, []).append(f"modeldeployment/{name_of(deployment)}")
-    return [
-        _folder(name_of(node), report, users[report["path"]])
-        for node in sorted(nodes, key=name_of)
-        if not names or name_of(node) in names
-        for report in sorted(
-            (node.get("status") or {}).get("models") or (), key=lambda one: str(one["path"])
-        )
-        if report["path"] in users
-    ]
+    folders: list[ModelFolder] = []
+    for node in sorted(nodes, key=name_of):
+        if names and name_of(node) not in names:
+            continue
+        status = node.get("status") or {}
+        reports = sorted(status.get("models") or (), key=lambda one: str(one["path"]))
+        folders += [
+            _folder(name_of(node), report, users[report["path"]])
+            for report in reports
+            if report["path"] in users
+        ]
+        folders += [
+            ModelFolder(
+                node=name_of(node),
+                path=str(local["path"]),
+                weights_bytes=int(local["weightsBytes"]),
+                problem="",
+                used_by=(),
+            )
+            for local in status.get("localModels") or ()
+            if local["path"] not in users
+        ]
+    return folders
 
 
 def _folder(node: str, report: Mapping[str, Any], users: Sequence[str]) -> ModelFolder:

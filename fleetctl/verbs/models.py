@@ -186,7 +186,7 @@ _LIST_HELP = """List the models on every Mac, with their sizes, loads, pins and 
   fleetctl models list 'mlx-community/Qwen*' --nodes mac-1,mac-2 -o wide
   fleetctl models list --unused
 
-Folders that deployments name in spec.model.path follow, as the Macs report them: present, or why they cannot be used.
+Folders that no hub filled follow, as the Macs report them: present, or why a deployment that names one cannot use it.
 A Mac that does not answer is told, and hides no other. Exit code 1: a Mac did not answer.
 """
 

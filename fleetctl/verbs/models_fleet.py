@@ -272,7 +272,9 @@ async def _check(
         folders = [
             (folder, (folder.node, folder.path) in needed or folder.path not in usable)
             for folder in found
-            if (not nodes or folder.node in nodes) and _is_named(folder.path, words)
+            if folder.used_by
+            and (not nodes or folder.node in nodes)
+            and _is_named(folder.path, words)
         ]
         wanted = await (
             _named(agents, words, may_be_none=bool(folders)) if words else _needed(agents)
