@@ -29,7 +29,7 @@ export function Requests(props) {
     <h1>Requests</h1>
     ${now && html`<div class="cards figures-row">
       <${Figure} title="In flight" value=${now.active} unit="requests" note=${`${now.queueDepth} waiting`} />
-      <${Figure} title="Output" value=${short(now.tokensPerSecond)} unit="tokens/s" note="mean of the last minute" />
+      <${Figure} title="Output, last minute" value=${short(now.tokensPerSecond)} unit="tokens/s" note="of requests that ended" />
       <${Figure} title="Time to first token" value=${span(now.avgFirstTokenMs)} unit="" note="mean of the last minute" />
       <${Figure} title="Requests" value=${short(now.requests24h)} unit="in 24 h" note=${`${short(now.errors24h)} failed${brokenText(now)}`} />
       <${Figure} title="Tokens" value=${short(now.outputTokens24h)} unit="out in 24 h" note=${`${short(now.promptTokens24h)} in`} />
