@@ -158,7 +158,7 @@ async def test_a_request_is_listed_when_it_has_ended(browser: Browser, site: Sit
         await expect(page.locator(".plot canvas").first).to_be_visible()
         await expect(page.get_by_role("img", name=re.compile("^Requests:"))).to_be_visible()
         # Tokens are known when their request ends.
-        await expect(page.get_by_role("img", name="Output of ended requests:")).to_be_visible()
+        await expect(page.get_by_role("img", name="Tokens of ended requests:")).to_be_visible()
         # The only request: a value without neighbours, to which no line leads.
         canvas = page.get_by_role("img", name="First token:").locator("canvas")
         assert await canvas.evaluate(_PIXELS_OF_LINES) > 0
