@@ -293,7 +293,7 @@ async def test_a_job_that_fails_is_told_with_its_reason(macs: Macs) -> None:
     add_model(macs.store("mac-1"), REPO, COMMIT, files)
     done = await macs.ctl(*QUANTIZE)
     assert (done.code, done.out) == (1, "")
-    assert "node/mac-1: the converter ended with exit code 2: " in done.err
+    assert "node/mac-1: the converter ended with 2: " in done.err
     done = await macs.ctl(*QUANTIZE, "-o", "json")
     assert (done.code, json.loads(done.out)["phase"]) == (1, "Failed")
 
