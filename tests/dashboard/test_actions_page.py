@@ -109,7 +109,7 @@ async def test_a_preview_says_where_each_replica_stays_moves_or_ends(
         await expect(steps[1]).to_contain_text("replaced from mac-2 to mac-1")
         await dialog.get_by_role("button", name="Cancel").click()
         await page.get_by_role("button", name="Scale").click()
-        await dialog.get_by_label("Replicas").fill("1")
+        await dialog.get_by_role("spinbutton", name="Replicas").fill("1")
         await expect(steps[1]).to_contain_text("ends on mac-2")
 
 
